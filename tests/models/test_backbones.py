@@ -21,6 +21,7 @@ from torch import Tensor
 
 import trust_tta as tt
 from tests.golden import BESIDE, ROOT, load_golden, load_golden_json
+from tests.models.official import from_official
 from trust_tta.errors import CheckpointError, ConfigError, ShapeError, TrustWarning
 from trust_tta.export.run import export_network
 from trust_tta.models import checkpoint as checkpoint_module
@@ -163,7 +164,7 @@ def images(count: int = 4, side: int = 64) -> Tensor:
 @pytest.mark.parametrize("file", golden_files())
 def test_logits_are_those_of_the_original_code(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays, family = load_golden(f"backbones/{file}.npz"), FAMILIES[file.split("_")[0]]
-    network = family.network(family.config.from_official(json.loads(str(arrays["config"])))).eval()
+    network = family.network(from_official(family.config, json.loads(str(arrays["config"])))).eval()
     state = {k.removeprefix("param/"): torch.from_numpy(np.array(v)) for k, v in arrays.items() if k[:6] == "param/"}
     load_state(network, state, origin=file)
     for name in (key for key in arrays if key.startswith("logits") and not key.endswith("_f64")):
@@ -186,7 +187,7 @@ def test_logits_are_those_of_the_original_code(file: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("file", golden_files())
 def test_features_are_those_of_the_original_code(file: str) -> None:
     arrays, family = load_golden(f"backbones/{file}.npz"), FAMILIES[file.split("_")[0]]
-    network = family.network(family.config.from_official(json.loads(str(arrays["config"])))).eval()
+    network = family.network(from_official(family.config, json.loads(str(arrays["config"])))).eval()
     state = {k.removeprefix("param/"): torch.from_numpy(np.array(v)) for k, v in arrays.items() if k[:6] == "param/"}
     load_state(network, state, origin=file)
     with torch.no_grad():
@@ -204,7 +205,7 @@ def test_a_variant_has_the_published_names_shapes_and_count(name: str, published
     assert shapes == {**expected["parameters"], **expected["buffers"]}
     assert sum(p.numel() for p in model.parameters()) == expected["num_parameters"]
     given = expected["constructor"] | ({"depths": [2, 2, 9, 2]} if name == "efficientvmamba_base" else {})
-    assert model.config == FAMILIES[name.split("_")[0]].config.from_official(given)  # that one states other depths
+    assert model.config == from_official(FAMILIES[name.split("_")[0]].config, given)  # that one states other depths
 
 
 @pytest.mark.parametrize("name", ORDERED)

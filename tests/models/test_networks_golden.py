@@ -21,6 +21,7 @@ from torch import Tensor
 
 import trust_tta as tt
 from tests.golden import BESIDE, ROOT, Arrays, load_golden, load_golden_json
+from tests.models.official import from_official
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.config import GroupMambaConfig, LocalVimConfig, LocalVMambaConfig, VimConfig
 from trust_tta.models.groupmamba import GROUPS, GroupedScan, GroupMamba
@@ -157,7 +158,7 @@ def state_of(arrays: Arrays) -> State:
 
 
 def build(family: Family, config: Config, state: State, variant: str = "") -> ScanNetwork:
-    network = family.networks.get(variant, family.network)(family.config.from_official(config))
+    network = family.networks.get(variant, family.network)(from_official(family.config, config))
     load_state(network, state, origin="the golden file")
     return network.eval()
 
@@ -260,7 +261,7 @@ def test_a_variant_has_the_published_names_shapes_and_count(name: str, published
     assert sum(p.numel() for p in model.parameters()) == expected["num_parameters"]
     official = {key: value for key, value in expected["constructor"].items() if value != "default True"}
     family = FAMILIES[name.split("_")[0]]
-    assert model.config.changed(drop_path=0) == family.config.from_official(official).changed(drop_path=0)
+    assert model.config.changed(drop_path=0) == from_official(family.config, official).changed(drop_path=0)
 
 
 # What a traversal means.

@@ -71,7 +71,7 @@ with torch.device("meta"):
     triton_norm.normalize(rows, *triton_norm.moments(rows), weight, weight, 1e-5)
     few = torch.empty(200, c, dtype=dtype)
     _, *moments = triton_norm.normalize_small(few, weight, weight, 1e-5)
-    stream = triton_norm.Stream(*(torch.empty((c,) * i) for i in (1, 1, 0, 0, 1, 1, 0, 1, 1)))
+    stream = triton_norm.StreamStatistics(*(torch.empty((c,) * i) for i in (1, 1, 0, 0, 1, 1, 0, 1, 1)))
     *affine, kept = triton_norm.follow_stream((weight, weight), stream, (weight, weight), weight, 3, 1e-5, -1e-3)
     first, second = (triton_linear.Weight(w, w) for w in torch.empty(2, 4 * c, c, dtype=dtype))
     hidden = triton_linear.product(rows, first, torch.empty(4 * c, dtype=dtype), gelu=True)

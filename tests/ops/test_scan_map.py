@@ -17,6 +17,8 @@ from trust_tta.ops.cpu.threads import SMALL
 from trust_tta.ops.functional import merge_norm, scan_map
 from trust_tta.ops.tensors import Parameters
 from trust_tta.ops.triton import scan_map as triton_scan_map
+from trust_tta.ops.triton.layout import cross_merge
+from trust_tta.ops.triton.matmul import matmul
 
 BACKENDS = ["cpu", "triton"]
 SHAPES = [(2, 5, 7, 9), (3, 8, 4, 3)]
@@ -312,3 +314,35 @@ def test_sequences_that_are_kept_are_those_made_again(
         found.append(results("triton", case, dtype))
     for kept_gradient, made_again in zip(*found, strict=True):
         assert torch.equal(kept_gradient, made_again)
+
+
+STAGES = [
+    pytest.param((8, c, side, side), rows, "cuda", marks=pytest.mark.gpu)
+    for c, side, rows in ((96, 56, 16), (192, 28, 28), (384, 14, 52), (768, 7, 100))
+]
+
+
+@pytest.mark.parametrize("per_image", [False, True], ids=["shared", "per-image"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("shape", "rows", "device"), [((2, 20, 5, 9), 6, "cpu"), ((1, 40, 18, 3), 17, "cpu"), *STAGES])
+@pytest.mark.usefixtures("nan_empty")
+def test_the_gradient_of_the_map(
+    shape: tuple[int, ...], rows: int, device: str, dtype: torch.dtype, per_image: bool
+) -> None:
+    """Through SiLU, the layout of both sequences, and their projection, against autograd in float64."""
+    (b, c, h, w), draw = shape, torch.Generator().manual_seed(7)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=draw).to(device, dtype)
+
+    x, du, drows = normal(b, h, w, c).permute(0, 3, 1, 2), normal(b, 2, c, h * w), normal(b, 2, rows, h * w)
+    weight = normal(b, 2, rows, c) if per_image else normal(2, rows, c)
+    exact = x.double().requires_grad_()
+    sequences = reference.cross_scan(torch.nn.functional.silu(exact))
+    outputs = (sequences, weight.double() @ sequences)
+    (wanted,) = torch.autograd.grad(outputs, exact, (du.double(), drows.double()))
+    matmul(weight.mT, drows, du, add=True)
+    got = cross_merge(du, h, w, silu_of=x)
+    assert got.permute(0, 2, 3, 1).is_contiguous()
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 2e-3  # the interpreter cuts bfloat16 off
+    assert (got.double() - wanted).norm() <= tolerance * wanted.norm()

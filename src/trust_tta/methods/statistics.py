@@ -499,7 +499,7 @@ class StreamNorm(OwnNorm):
         shares = (self.share[0].value, self.share[1]) if self.share else None
         weight, bias = follow_stream(
             batch,
-            triton_norm().Stream(*(getattr(self, name) for name in names)),
+            triton_norm().StreamStatistics(*(getattr(self, name) for name in names)),
             (cast(Tensor, self.weight), cast(Tensor, self.bias)),
             shares,
             eps=self.eps,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
@@ -112,9 +111,7 @@ class VMambaConfig(NetworkConfig):
         given = dict(mapping)
         if isinstance(given.get("norm_layer"), str):
             given["norm_layer"] = given["norm_layer"].lower()  # as upstream does
-        values = _translate(given, _VMAMBA, _VMAMBA_FIXED, _VMAMBA_VALUES)
-        values.setdefault("depths", cls.defaults()["depths"])
-        return parse(VMambaConfig, _double_dims(values), where="upstream configuration")
+        return parse(VMambaConfig, _translate(given), where="upstream configuration")
 
 
 class UPerNetConfig(VMambaConfig):
@@ -176,11 +173,6 @@ class VimConfig(NetworkConfig):
         ends = tokens + self.in_channels * self.patch_size**2 + self.num_classes
         return self.depth * layer + self.dim * ends
 
-    @classmethod
-    def from_official(cls, mapping: Mapping[str, Any]) -> VimConfig:
-        """Translate the keyword names of upstream's VisionMamba; a value that cannot be honored is refused."""
-        return parse(cls, _translate(mapping, _VIM, _VIM_FIXED), where="upstream configuration")
-
 
 class LocalVimConfig(VimConfig):
     """Everything that decides the parameters and the function of a LocalVim: a Vim and the scans of its layers.
@@ -209,14 +201,6 @@ class LocalVimConfig(VimConfig):
         sets = 2 * inner * (2 * (self.dim // 16 + 1) + 3 * self.d_state)  # the third and the fourth
         return super().rough_size() + self.depth * (inner**2 / 4 + sets)
 
-    @classmethod
-    def from_official(cls, mapping: Mapping[str, Any]) -> LocalVimConfig:
-        """Translate the keyword names of upstream's LocalVim; a value that cannot be honored is refused."""
-        states = mapping.get("ssm_cfg") or {}
-        values = _translate({k: v for k, v in mapping.items() if k != "ssm_cfg"} | states, _LOCALVIM, _LOCALVIM_FIXED)
-        values.setdefault("rotary", False)
-        return parse(cls, values | {"stride": values.get("patch_size", 16)}, where="upstream configuration")
-
 
 class GroupMambaConfig(NetworkConfig):
     """Everything that decides the parameters and the function of a GroupMamba."""
@@ -243,11 +227,6 @@ class GroupMambaConfig(NetworkConfig):
         between = sum(9 * a * b for a, b in zip((self.stem_dim, *self.dims), self.dims, strict=False))
         stem = self.stem_dim * (49 * self.in_channels + 18 * self.stem_dim)
         return blocks + between + stem + (1 + self.two_heads) * self.dims[-1] * self.num_classes
-
-    @classmethod
-    def from_official(cls, mapping: Mapping[str, Any]) -> GroupMambaConfig:
-        """Translate the keyword names of upstream's GroupMamba; a value that cannot be honored is refused."""
-        return parse(cls, _translate(mapping, _GROUPMAMBA, _GROUPMAMBA_FIXED), where="upstream configuration")
 
 
 class LocalVMambaConfig(VMambaConfig):
@@ -280,11 +259,6 @@ class LocalVMambaConfig(VMambaConfig):
         wide = sum(depth * (self.ssm_ratio * dim) ** 2 for depth, dim in zip(self.depths, self.dims, strict=True))
         return super().rough_size() + wide / 4
 
-    @classmethod
-    def from_official(cls, mapping: Mapping[str, Any]) -> LocalVMambaConfig:
-        """Translate the keyword names of upstream's LocalVMamba; a value that cannot be honored is refused."""
-        return parse(cls, _translate(mapping, _LOCALVMAMBA, _LOCALVMAMBA_FIXED), where="upstream configuration")
-
 
 class MSVMambaConfig(VMambaConfig):
     """Everything that decides the parameters and the function of an MSVMamba or MSVMambav3.
@@ -305,14 +279,6 @@ class MSVMambaConfig(VMambaConfig):
             scan = inner * (inner / 4 + 59 - 2 * (2 * rank + 3 * self.d_state))  # two groups instead of four
             total += depth * (scan + self.ffn_ratio * dim * (2 * dim + 10))
         return total
-
-    @classmethod
-    def from_official(cls, mapping: Mapping[str, Any]) -> MSVMambaConfig:
-        """Translate the keyword names of upstream's networks; a value that cannot be honored is refused."""
-        values = _translate(mapping, _MSVMAMBA, _MSVMAMBA_FIXED, _MSVMAMBA_VALUES)
-        first = "sscore_type" in mapping
-        values |= {"first_generation": first} | ({"ffn_ratio": 2.0} if first else {})
-        return parse(cls, _double_dims(values), where="upstream configuration")
 
 
 class EfficientVMambaConfig(VMambaConfig):
@@ -345,12 +311,6 @@ class EfficientVMambaConfig(VMambaConfig):
             total += depth * (dim**2 * 1.25 + 46 * dim if i < 2 else 12 * dim**2 + 64 * dim - scan)
         return total
 
-    @classmethod
-    def from_official(cls, mapping: Mapping[str, Any]) -> EfficientVMambaConfig:
-        """Translate the keyword names of upstream's EfficientVSSM; a value that cannot be honored is refused."""
-        values = _translate(mapping, _EFFICIENT, _EFFICIENT_FIXED)
-        return parse(cls, _double_dims(values), where="upstream configuration")
-
 
 class SpatialMambaConfig(NetworkConfig):
     """Everything that decides the parameters and the function of a Spatial-Mamba."""
@@ -381,12 +341,6 @@ class SpatialMambaConfig(NetworkConfig):
         """Parameters of a mixer for each channel of its stage."""
         return 6 * self.dims[stage] + 4 * (self.dims[stage] // 16 + 1) + 84
 
-    @classmethod
-    def from_official(cls, mapping: Mapping[str, Any]) -> SpatialMambaConfig:
-        """Translate the keyword names of upstream's SpatialMamba; a value that cannot be honored is refused."""
-        values = _double_dims(_translate(mapping, _SPATIALMAMBA, _SPATIALMAMBA_FIXED))
-        return parse(cls, values, where="upstream configuration")
-
 
 class VSSDConfig(SpatialMambaConfig):
     """Everything that decides the parameters and the function of a VSSD."""
@@ -409,14 +363,6 @@ class VSSDConfig(SpatialMambaConfig):
     def mixer_size(self, stage: int) -> float:
         dim = self.dims[stage]
         return 4 * dim if self.attention[stage] else 6 * dim + 2 * self.d_state + 24
-
-    @classmethod
-    def from_official(cls, mapping: Mapping[str, Any]) -> VSSDConfig:
-        """Translate the keyword names of upstream's VMAMBA2; a value that cannot be honored is refused."""
-        values = _double_dims(_translate(mapping, _VSSD, _VSSD_FIXED))
-        if "attention" in values:
-            values["attention"] = tuple(kind == "standard" for kind in values["attention"])
-        return parse(cls, values, where="upstream configuration")
 
 
 class MambaVisionConfig(NetworkConfig):
@@ -459,14 +405,9 @@ class MambaVisionConfig(NetworkConfig):
                 total += depth * 2 * self.mlp_ratio * width**2 + scans * mixer + (depth - scans) * 4 * width**2
         return float(total + width * self.num_classes)
 
-    @classmethod
-    def from_official(cls, mapping: Mapping[str, Any]) -> MambaVisionConfig:
-        """Translate the keyword names of upstream's MambaVision; a value that cannot be honored is refused."""
-        return parse(cls, _translate(mapping, _MAMBAVISION, _MAMBAVISION_FIXED), where="upstream configuration")
 
-
-# Of each network upstream: its keywords and our fields for them; keywords whose published values change nothing here,
-# of which any other value is refused; and values that have another name here.
+# Keywords of upstream's VSSM: our fields for them, those whose published values change nothing here, of which any other
+# value is refused, and values that have another name here.
 _ANYTHING = None  # of keywords that change nothing, whatever their value
 _VMAMBA = {
     "depths": "depths",
@@ -505,196 +446,26 @@ _VMAMBA_VALUES: dict[str, dict[Any, Any]] = {
     # v02 to v05 differ upstream in kernels and rounding only; v0 is the first, gated network.
     "forward_type": {"v0": True} | {f"v0{i}{z}": not z for i in "2345" for z in ("", "noz", "_noz")},
 }
-_VIM = {
-    "img_size": "image_size",
-    "patch_size": "patch_size",
-    "stride": "stride",
-    "embed_dim": "dim",
-    "depth": "depth",
-    "d_state": "d_state",
-    "channels": "in_channels",
-    "num_classes": "num_classes",
-    "drop_path_rate": "drop_path",
-    "if_divide_out": "halve",
-}
-_VIM_FIXED: dict[str, tuple[object, ...] | None] = {
-    "norm_epsilon": (1e-5,),
-    "rms_norm": (True,),
-    "residual_in_fp32": (True,),
-    "fused_add_norm": _ANYTHING,
-    "final_pool_type": _ANYTHING,  # the class token is what is classified
-    "if_abs_pos_embed": (True,),
-    "if_rope": (False,),
-    "if_rope_residual": (False,),
-    "bimamba_type": ("v2",),
-    "if_cls_token": (True,),
-    "use_middle_cls_token": (True,),
-    "if_devide_out": _ANYTHING,  # a misspelling that upstream ignores
-}
-_LOCALVIM = {key: name for key, name in _VIM.items() if key not in ("stride", "if_divide_out")} | {
-    "directions": "directions",
-    "if_rope": "rotary",
-    "if_cls_token": "middle_token",
-}
-_LOCALVIM_FIXED = {key: allowed for key, allowed in _VIM_FIXED.items() if key not in _LOCALVIM} | {
-    "if_rope_residual": _ANYTHING,  # as if_rope
-    "use_middle_cls_token": _ANYTHING,
-}
-_GROUPMAMBA = {
-    "in_chans": "in_channels",
-    "num_classes": "num_classes",
-    "stem_hidden_dim": "stem_dim",
-    "embed_dims": "dims",
-    "mlp_ratios": "mlp_ratios",
-    "depths": "depths",
-    "drop_path_rate": "drop_path",
-    "distillation": "two_heads",
-}
-_GROUPMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {"num_stages": _ANYTHING, "norm_layer": _ANYTHING}
-_LOCALVMAMBA = {key: name for key, name in _VMAMBA.items() if key not in (*_VMAMBA_VALUES, "mlp_ratio")} | {
-    "directions": "directions",
-}
-_LOCALVMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {
-    "d_state": _ANYTHING,  # upstream ignores it
-    "ssm_act_layer": ("silu",),
-    "ssm_drop_rate": (0, 0.0),
-    "ssm_simple_init": _ANYTHING,
-    "patch_norm": (True,),
-    "norm_layer": ("LN",),
-    "use_checkpoint": _ANYTHING,
-}
-_MSVMAMBA = {key: name for key, name in _VMAMBA.items() if key != "mlp_ratio"} | {"conv_ffn_ratio": "ffn_ratio"}
-_MSVMAMBA_VALUES: dict[str, dict[Any, Any]] = {
-    **_VMAMBA_VALUES,
-    "norm_layer": {"ln": "layer", "ln2d": "layer"},
-    "forward_type": {"v2": True, "vms": True, "vms_noz": False},
-}
-_MSVMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {
-    **{key: allowed for key, allowed in _VMAMBA_FIXED.items() if key != "imgsize"},
-    "imgsize": _ANYTHING,
-    "mlp_ratio": _ANYTHING,  # the FFN with a convolution takes its place
-    "ssm_rank_ratio": _ANYTHING,
-    "ssm_simple_init": _ANYTHING,
-    "sscore_type": ("multiscale_4scan_12",),
-    "add_conv": (True,),
-    "add_se": (True,),
-    "convFFN": (True,),
-    "convffn": (True,),
-    "sep_norm": (False,),
-    "pre_norm": (False,),
-    "ms_stage": ([0, 1, 2, 3],),
-    "ms_split": ([1, 3],),
-    "ffn_dropout": (0, 0.0),
-    "axis_stage": ([],),
-    "num_heads": _ANYTHING,
-    "full_res_index": (1,),
-}
-_EFFICIENT = {
-    "depths": "depths",
-    "dims": "dims",
-    "num_classes": "num_classes",
-    "in_chans": "in_channels",
-    "patch_size": "patch_size",
-    "drop_path_rate": "drop_path",
-    "ssm_ratio": "ssm_ratio",
-}
-_EFFICIENT_FIXED: dict[str, tuple[object, ...] | None] = {
-    "d_state": _ANYTHING,  # upstream ignores it, the rank of the steps and the size of windows
-    "dt_rank": _ANYTHING,
-    "window_size": _ANYTHING,
-    "attn_drop_rate": (0, 0.0),
-    "drop_rate": (0, 0.0),
-    "mlp_ratio": (0, 0.0),
-    "patch_norm": (True,),
-    "downsample_version": ("v1",),
-    "step_size": (2,),
-}
-_SPATIALMAMBA = {
-    "in_chans": "in_channels",
-    "num_classes": "num_classes",
-    "depths": "depths",
-    "dims": "dims",
-    "mlp_ratio": "mlp_ratio",
-    "drop_path_rate": "drop_path",
-}
-_SPATIALMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {
-    "img_size": _ANYTHING,
-    "patch_size": (4,),
-    "d_state": (1,),
-    "dt_init": _ANYTHING,
-    "drop_rate": (0, 0.0),
-}
-_VSSD = {key: name for key, name in _SPATIALMAMBA.items() if key != "dims"} | {
-    "embed_dim": "dims",
-    "num_heads": "heads",
-    "attn_types": "attention",
-    "d_state": "d_state",
-    "ssd_positve_dA": "positive_decay",
-}
-_VSSD_FIXED: dict[str, tuple[object, ...] | None] = {
-    "img_size": _ANYTHING,
-    "patch_size": (4,),
-    "drop_rate": (0, 0.0),
-    "simple_downsample": (False,),
-    "simple_patch_embed": (False,),
-    "ssd_expansion": (2,),
-    "ssd_ngroups": (1,),
-    "ssd_chunk_size": _ANYTHING,
-    "linear_attn_duality": (True,),
-    "lepe": (False,),
-    "bidirection": (False,),
-}
-_MAMBAVISION = {
-    "dim": "dim",
-    "in_dim": "stem_dim",
-    "depths": "depths",
-    "window_size": "windows",
-    "num_heads": "heads",
-    "mlp_ratio": "mlp_ratio",
-    "drop_path_rate": "drop_path",
-    "in_chans": "in_channels",
-    "num_classes": "num_classes",
-    "layer_scale": "layer_scale",
-    "layer_scale_conv": "layer_scale_conv",
-}
-_MAMBAVISION_FIXED: dict[str, tuple[object, ...] | None] = {
-    "resolution": _ANYTHING,  # upstream ignores it
-    "qkv_bias": (True,),
-    "qk_scale": (None,),
-    "drop_rate": (0, 0.0),
-    "attn_drop_rate": (0, 0.0),
-}
 
 
-def _double_dims(values: dict[str, Any]) -> dict[str, Any]:
-    """Upstream doubles a single width at every stage."""
-    depths = values.get("depths")
-    if isinstance(values.get("dims"), int) and isinstance(depths, list | tuple) and len(depths) <= MAX_STAGES:
-        return values | {"dims": tuple(values["dims"] * 2**i for i in range(len(depths)))}
-    return values
-
-
-def _translate(
-    mapping: Mapping[str, Any],
-    renamed: Mapping[str, str],
-    fixed: Mapping[str, tuple[object, ...] | None],
-    values: Mapping[str, Mapping[Any, Any]] = MappingProxyType({}),
-) -> dict[str, Any]:
+def _translate(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Our fields for upstream's keywords; every keyword that cannot be honored is named in one error."""
     problems = []
     for key, value in mapping.items():
-        allowed = list(values[key]) if key in values else fixed.get(key)
-        if key not in renamed and key not in fixed:
+        allowed = list(_VMAMBA_VALUES[key]) if key in _VMAMBA_VALUES else _VMAMBA_FIXED.get(key)
+        if key not in _VMAMBA and key not in _VMAMBA_FIXED:
             problems.append(f"unknown key {show(key)}")
         elif allowed is not None and value not in allowed:
             problems.append(f"{key}={show(value)} (supported: {', '.join(map(repr, allowed))})")
-        elif renamed.get(key) == "dt_rank" and value != "auto" and type(value) is not int:
+        elif key == "ssm_dt_rank" and value != "auto" and type(value) is not int:
             problems.append(f"{key}={show(value)} (supported: 'auto' or an integer)")
     if problems:
         raise ConfigError("upstream configuration not supported: " + "; ".join(problems))
-    found = {renamed[k]: values[k][v] if k in values else v for k, v in mapping.items() if k in renamed}
+    known = {key: value for key, value in mapping.items() if key in _VMAMBA}
+    found = {_VMAMBA[k]: _VMAMBA_VALUES[k][v] if k in _VMAMBA_VALUES else v for k, v in known.items()}
     if found.get("dt_rank") == "auto":
         found["dt_rank"] = None
-    if isinstance(side := found.get("image_size"), int):
-        found["image_size"] = (side, side)
+    depths = found.setdefault("depths", VMambaConfig.defaults()["depths"])
+    if isinstance(found.get("dims"), int) and isinstance(depths, list | tuple) and len(depths) <= MAX_STAGES:
+        found["dims"] = tuple(found["dims"] * 2**i for i in range(len(depths)))  # upstream doubles a single width
     return found

@@ -1,6 +1,6 @@
 """GroupMamba: in every block four groups of channels, each scanned in one direction.
 
-Shaker et al., "GroupMamba: Efficient Group-Based Visual State Space Model", CVPR 2025.
+Shaker et al., "GroupMamba: Efficient ChannelGroup-Based Visual State Space Model", CVPR 2025.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROUPS = ("mamba_g1", "mamba_g2", "mamba_g3", "mamba_g4")
 EPS = 1e-6  # of the norms around the blocks; the others have PyTorch's
 
 
-class Group(nn.Module):
+class ChannelGroup(nn.Module):
     """The parameters of one group of channels; `GroupedScan` computes with those of all four at once."""
 
     def __init__(self, dim: int) -> None:
@@ -52,7 +52,7 @@ class GroupedScan(nn.Module):
         self.backend = "auto"
         self.norm = nn.LayerNorm(dim)
         for name in GROUPS:
-            self.add_module(name, Group(dim // 4))
+            self.add_module(name, ChannelGroup(dim // 4))
         self.fc1 = nn.Linear(dim, dim // 16)
         self.fc2 = nn.Linear(dim // 16, dim)
         self.skip_scale = nn.Parameter(torch.ones(1))
@@ -134,7 +134,7 @@ class GroupMambaBlock(nn.Module):
         return x + cast(Tensor, self.drop_path(self.mlp(self.norm2(x), height)))
 
 
-class Downsample(nn.Module):
+class GroupDownsample(nn.Module):
     """Halve a map by a convolution: tokens (b, l, dim), normalized, and their number of rows."""
 
     def __init__(self, channels: int, dim: int) -> None:
@@ -148,7 +148,7 @@ class Downsample(nn.Module):
         return tokens, x.shape[2]
 
 
-class GroupMambaStem(Downsample):
+class GroupMambaStem(GroupDownsample):
     """Three convolutions, the first of which halves the images, and a downsampling."""
 
     def __init__(self, channels: int, hidden: int, dim: int) -> None:
@@ -179,7 +179,7 @@ class GroupMamba(ScanNetwork):
         dims, count = config.dims, sum(config.depths)
         rates = iter([config.drop_path * i / max(1, count - 1) for i in range(count)])
         for i, (dim, depth, ratio) in enumerate(zip(dims, config.depths, config.mlp_ratios, strict=True)):
-            down = Downsample(dims[i - 1], dim) if i else GroupMambaStem(config.in_channels, config.stem_dim, dim)
+            down = GroupDownsample(dims[i - 1], dim) if i else GroupMambaStem(config.in_channels, config.stem_dim, dim)
             self.add_module(f"patch_embed{i + 1}", down)
             self.add_module(
                 f"block{i + 1}", nn.ModuleList(GroupMambaBlock(dim, ratio, next(rates)) for _ in range(depth))

@@ -165,7 +165,7 @@ class WindowStage(Stage):
         return convolutions, recurrence
 
 
-class Downsample(nn.Module):
+class ConvDownsample(nn.Module):
     """Convolution of stride 2 that doubles the channels, under the published name."""
 
     def __init__(self, dim: int) -> None:
@@ -219,7 +219,7 @@ class MambaVision(StagedNetwork):
 
     def _make_stage(self, i: int, rates: list[float]) -> Stage:
         config, dim, depth = self.config, self.config.dim * 2**i, len(rates)
-        downsample = Downsample(dim) if i + 1 < len(config.depths) else None
+        downsample = ConvDownsample(dim) if i + 1 < len(config.depths) else None
         if i < 2:
             return Stage([ConvBlock(dim, config.layer_scale_conv, rate) for rate in rates], downsample)
         mixers = [

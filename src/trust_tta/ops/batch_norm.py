@@ -109,8 +109,8 @@ def follow_stream(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Weight and bias (c,) with which a norm by the moments of the `batch` has the values of the stream's statistics.
 
-    `stream`, a `triton_norm.Stream`, is moved by the batch; `shares`: the shares (norms,) of it beside the source's,
-    and which is the norm's.
+    `stream`, a `triton_norm.StreamStatistics`, is moved by the batch; `shares`: the shares (norms,) of it beside the
+    source's, and which is the norm's.
     """
     share, place = shares or (None, 0)
     given = (*affine, share, place, batch, stream, eps, -1 / half_life)

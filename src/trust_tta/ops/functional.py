@@ -72,20 +72,20 @@ def grouped_scan(
     return y
 
 
-def scan_map(x: Tensor, slots: Tensor, parameters: Parameters, *, backend: str = "auto") -> Tensor:
+def scan_map(x: Tensor, directions: Tensor, parameters: Parameters, *, backend: str = "auto") -> Tensor:
     """SiLU of the map x (b, c, h, w) scanned along rows and columns, both ways: y for `merge_norm`.
 
     y is (b, 2, c, h*w), or by the backend "cpu", which merges the sequences as it goes, (b, h, w, c).
 
-    `slots` (4,) or (b, 4) names the parameter group that reads the rows forward, the rows backward, the columns forward
-    and the columns backward: an order permutes parameters, never pixels.
+    `directions` (4,) or (b, 4) names the parameter group that reads the rows forward, the rows backward, the columns
+    forward and the columns backward: an order permutes parameters, never pixels.
     """
     chosen = choose_backend(x, backend)
     if chosen in PLAIN:
-        plain: Tensor = PLAIN[chosen].scan_map(x, slots, parameters)
+        plain: Tensor = PLAIN[chosen].scan_map(x, directions, parameters)
         return plain
     call = operators.run_scan_map if _is_bare(x) else operators.scan_map
-    y: Tensor = call(x, slots, *parameters, chosen == "triton")[0]
+    y: Tensor = call(x, directions, *parameters, chosen == "triton")[0]
     return y
 
 

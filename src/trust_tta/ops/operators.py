@@ -37,11 +37,11 @@ class Backend(Protocol):
     def kept_shape(self, x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
         """Return the shape of `Saved.u` for a map x of the given shape (b, c, h, w)."""
 
-    def scan_map_forward(self, x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
+    def scan_map_forward(self, x: Tensor, directions: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
         """Return y as `reference.scan_map` does, or merged into (b, h, w, c), and the tensors for the backward."""
 
     def scan_map_backward(
-        self, dy: Tensor, x: Tensor, slots: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
+        self, dy: Tensor, x: Tensor, directions: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
     ) -> tuple[Tensor, Parameters]:
         """Return the gradients of x and, in A's dtype, of the parameters.
 
@@ -123,18 +123,18 @@ scan.register_autograd(_differentiate_scan, setup_context=_save_scan)
 # SS2D's scan of a map.
 
 
-def run_scan_map(x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def run_scan_map(x: Tensor, directions: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     """y (b, 2, c, h*w), on a CPU merged into (b, h, w, c), and the eight tensors of `Saved`."""
     *parameters, triton = arguments
-    y, saved = get_backend(triton).scan_map_forward(x, slots, Parameters(*parameters))
+    y, saved = get_backend(triton).scan_map_forward(x, directions, Parameters(*parameters))
     return y, *saved.flatten()
 
 
-def run_scan_map_backward(dy: Tensor, x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def run_scan_map_backward(dy: Tensor, x: Tensor, directions: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     """The gradients of x and of the five parameters."""
     *saved, train_projections, train_scan, triton = arguments
     dx, gradients = get_backend(triton).scan_map_backward(
-        dy, x, slots, Saved.unflatten(tuple(saved)), train_projections=train_projections, train_scan=train_scan
+        dy, x, directions, Saved.unflatten(tuple(saved)), train_projections=train_projections, train_scan=train_scan
     )
     return dx, *gradients
 
@@ -143,23 +143,23 @@ scan_map = torch.library.custom_op(
     "trust_tta::scan_map",
     run_scan_map,
     mutates_args=(),
-    schema=f"(Tensor x, Tensor slots, {_FIVE}, bool triton) -> ({', '.join(['Tensor'] * 9)})",
+    schema=f"(Tensor x, Tensor directions, {_FIVE}, bool triton) -> ({', '.join(['Tensor'] * 9)})",
 )
 scan_map_backward = torch.library.custom_op(
     "trust_tta::scan_map_backward",
     run_scan_map_backward,
     mutates_args=(),
-    schema=f"(Tensor dy, Tensor x, Tensor slots, {_SAVED}, {_GATHERED}, "
+    schema=f"(Tensor dy, Tensor x, Tensor directions, {_SAVED}, {_GATHERED}, "
     f"bool train_projections, bool train_scan, bool triton) -> ({', '.join(['Tensor'] * 6)})",
 )
 
 
 @scan_map.register_fake
-def _(x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def _(x: Tensor, directions: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     *parameters, triton = arguments
     (b, c, h, w), rows = x.shape, parameters[0].shape[1]
-    gathered = reference.gather(Parameters(*parameters), slots, x.dtype)
-    batch, groups = (b, 2) if slots.dim() == 1 else (1, 2 * b)
+    gathered = reference.gather(Parameters(*parameters), directions, x.dtype)
+    batch, groups = (b, 2) if directions.dim() == 1 else (1, 2 * b)
     backend = get_backend(triton)
     states = backend.states_shape((batch, groups, 2, c, h * w), gathered.A.shape[-1])
     shapes = [(b, 2, c, h * w), (b, 2, 2, rows, h * w)] if triton else [(b, h, w, c), (b, h * w, 4, rows)]
@@ -168,7 +168,7 @@ def _(x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
 
 
 @scan_map_backward.register_fake
-def _(dy: Tensor, x: Tensor, slots: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def _(dy: Tensor, x: Tensor, directions: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     *saved, train_projections, train_scan, _ = arguments
     gathered = Gathered(*saved[3:])
     dx = x.new_empty((x.shape[0], *x.shape[2:], x.shape[1])).permute(0, 3, 1, 2)

@@ -101,9 +101,9 @@ def _turn(x: Tensor) -> Tensor:
     return torch.stack((x[:, :, 0], x[:, :, 1].flip(2)), dim=2)
 
 
-def scan_map(x: Tensor, slots: Tensor, parameters: Parameters) -> Tensor:
+def scan_map(x: Tensor, directions: Tensor, parameters: Parameters) -> Tensor:
     """Portable version of `reference.scan_map`."""
-    x_proj, dt_proj, A, D, bias = reference.gather(parameters, slots, x.dtype)
+    x_proj, dt_proj, A, D, bias = reference.gather(parameters, directions, x.dtype)
     n, rank = A.shape[-1], dt_proj.shape[-1]
     rows = F.silu(x).permute(0, 2, 3, 1)
     u = torch.stack((rows.flatten(1, 2), rows.transpose(1, 2).flatten(1, 2)), dim=1)  # (b, 2, l, c)

@@ -26,7 +26,7 @@ def takes(x: Tensor, weight: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
     """`linear_ops.linear` by oneDNN."""
-    y: Tensor = _Linear.apply(x, weight, bias, residual)  # type: ignore[no-untyped-call]
+    y: Tensor = _OneDnnLinear.apply(x, weight, bias, residual)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -34,7 +34,7 @@ def mlp(
     x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None = None
 ) -> Tensor:
     """`linear_ops.fused_mlp` by oneDNN; keeps the derivative of GELU instead of the hidden map."""
-    y: Tensor = _Mlp.apply(x, weight1, bias1, weight2, bias2, residual)  # type: ignore[no-untyped-call]
+    y: Tensor = _OneDnnMlp.apply(x, weight1, bias1, weight2, bias2, residual)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -52,7 +52,7 @@ def _sum(dy: Tensor) -> Tensor:
     return dy.flatten(0, -2).sum(0)
 
 
-class _Linear(torch.autograd.Function):
+class _OneDnnLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
@@ -71,7 +71,7 @@ class _Linear(torch.autograd.Function):
         )
 
 
-class _Mlp(torch.autograd.Function):
+class _OneDnnMlp(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None

@@ -28,10 +28,10 @@ def kept_shape(x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
     return b, h * w, c
 
 
-def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
+def scan_map_forward(x: Tensor, directions: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
     """See `operators.Backend`; the sequences are merged, y (b, h, w, c)."""
     b, c, height, width = x.shape
-    gathered = reference.gather(parameters, slots, x.dtype)
+    gathered = reference.gather(parameters, directions, x.dtype)
     u = F.silu(x.detach().permute(0, 2, 3, 1).contiguous()).view(b, height * width, c)
     projected = _rows(u, gathered) @ _x_proj(gathered).mT
     projected = projected.view(b, height * width, 4, -1)
@@ -51,7 +51,7 @@ def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[
 
 
 def scan_map_backward(
-    dy: Tensor, x: Tensor, slots: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
+    dy: Tensor, x: Tensor, directions: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
 ) -> tuple[Tensor, Parameters]:
     """See `operators.Backend`."""
     (b, c, height, width), u, projected, gathered = x.shape, saved.u, saved.projected, saved.gathered
@@ -91,7 +91,7 @@ def scan_map_backward(
     shapes = zip(sources, gathered.parameter_shapes(), strict=True)
     like = gathered.A
     return dx, Parameters(
-        *(like.new_empty(0) if t is None else scatter_add(t, slots, s, like.dtype) for t, s in shapes)
+        *(like.new_empty(0) if t is None else scatter_add(t, directions, s, like.dtype) for t, s in shapes)
     )
 
 

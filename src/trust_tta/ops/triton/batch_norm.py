@@ -19,8 +19,8 @@ PROGRAMS = 132 * 8  # fill a large GPU
 ELEMENTS = 2048  # of a program's block
 
 
-class Stream(NamedTuple):
-    """Stream statistics of one norm: means and variances (c,) in float32, and scalars.
+class StreamStatistics(NamedTuple):
+    """StreamStatistics statistics of one norm: means and variances (c,) in float32, and scalars.
 
     `memory_*`: before the batch, whose images count for `count`; then where it is written to; `source_*`: of training.
     """
@@ -116,8 +116,8 @@ def _columns(x: Tensor) -> tuple[tuple[int], dict[str, int | bool]]:
 
 
 def follow_stream(
-    batch: tuple[Tensor, Tensor], stream: Stream, affine: tuple[Tensor, Tensor], share: Tensor | None, place: int,
-    eps: float, fading: float,
+    batch: tuple[Tensor, Tensor], stream: StreamStatistics, affine: tuple[Tensor, Tensor], share: Tensor | None,
+    place: int, eps: float, fading: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Move the memory; see `norm.follow_stream`. The third result (4, c) is for the backward."""
     mean = batch[0]

@@ -17,27 +17,27 @@ SUMMED = 64  # numbers of a gradient that a program sums,
 PARTS = 32  # over so many images at a time
 
 
-def gather(parameters: Parameters, slots: Tensor, dtype: torch.dtype) -> Gathered:
+def gather(parameters: Parameters, directions: Tensor, dtype: torch.dtype) -> Gathered:
     """`reference.gather` by one kernel."""
     parameters = Parameters(*(t.contiguous() for t in parameters))
     x_proj_weight, dt_projs_weight, dt_projs_bias, A_logs, Ds = parameters
     (_, rows, c), rank, n = x_proj_weight.shape, dt_projs_weight.shape[2], A_logs.shape[1]
-    directions = (*slots.shape[:-1], 2, 2)
-    x_proj = x_proj_weight.new_empty((*directions[:-1], 2 * rows, c), dtype=dtype)
-    dt_proj = x_proj_weight.new_empty((*directions, c, rank), dtype=dtype)
-    shapes = ((A_logs, (*directions, c, n)), (Ds, (*directions, c)), (dt_projs_bias, (*directions, c)))
+    places = (*directions.shape[:-1], 2, 2)
+    x_proj = x_proj_weight.new_empty((*places[:-1], 2 * rows, c), dtype=dtype)
+    dt_proj = x_proj_weight.new_empty((*places, c, rank), dtype=dtype)
+    shapes = ((A_logs, (*places, c, n)), (Ds, (*places, c)), (dt_projs_bias, (*places, c)))
     A, D, dt_bias = (t.new_empty(s, dtype=torch.promote_types(t.dtype, torch.float32)) for t, s in shapes)
     gathered = Gathered(x_proj, dt_proj, A, D, dt_bias)
     sizes = _sizes(rows, c, rank, n)
-    with torch.cuda.device_of(slots):
-        gather_kernel[(slots.numel(), _count_blocks(sizes, COPIED))](
-            slots.contiguous(), *parameters, *gathered, **sizes, BLOCK=COPIED, enable_fp_fusion=True
+    with torch.cuda.device_of(directions):
+        gather_kernel[(directions.numel(), _count_blocks(sizes, COPIED))](
+            directions.contiguous(), *parameters, *gathered, **sizes, BLOCK=COPIED, enable_fp_fusion=True
         )
     return gathered
 
 
 def scatter_add(
-    slots: Tensor, gathered: Gathered, dx_proj: Tensor | None, ddt_proj: Tensor | None, scan: PartialSums | None
+    directions: Tensor, gathered: Gathered, dx_proj: Tensor | None, ddt_proj: Tensor | None, scan: PartialSums | None
 ) -> Parameters:
     """Gradients of the parameters; those of the projections or of the scan are empty where their partial sums are None.
 
@@ -60,8 +60,8 @@ def scatter_add(
     images = sums[1].numel() // (2 * c)
     with torch.cuda.device_of(A):
         scatter_add_kernel[(_count_blocks(sizes, SUMMED), 4)](
-            slots.contiguous(), *projections, *sums, A, *outputs, *(len(t) for t in projections), images,
-            **sizes, PER_IMAGE=slots.dim() == 2, BLOCK_P=PARTS, BLOCK=SUMMED, enable_fp_fusion=True,
+            directions.contiguous(), *projections, *sums, A, *outputs, *(len(t) for t in projections), images,
+            **sizes, PER_IMAGE=directions.dim() == 2, BLOCK_P=PARTS, BLOCK=SUMMED, enable_fp_fusion=True,
         )  # fmt: skip
     return outputs
 
@@ -85,7 +85,7 @@ def copy_block(p_from, p_to, i_from, i_to, i_block, SIZE: tl.constexpr, BLOCK: t
 
 @triton.jit
 def gather_kernel(
-    p_slots, p_x_proj_weight, p_dt_weight, p_dt_bias, p_A_logs, p_Ds, p_x_proj, p_dt_proj, p_A, p_D, p_bias,
+    p_directions, p_x_proj_weight, p_dt_weight, p_dt_bias, p_A_logs, p_Ds, p_x_proj, p_dt_proj, p_A, p_D, p_bias,
     X_PROJ: tl.constexpr, DT_PROJ: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A block of one of the five parameters, for one direction."""
@@ -95,7 +95,7 @@ def gather_kernel(
     BIAS_AT: tl.constexpr = D_AT + (CHANNELS + BLOCK - 1) // BLOCK
     # 64-bit before the sizes: each image may have its own order.
     i_to = tl.program_id(0).to(tl.int64)
-    i_from = tl.load(p_slots + i_to)
+    i_from = tl.load(p_directions + i_to)
     i = tl.program_id(1)
     if i < DT_PROJ_AT:
         copy_block(p_x_proj_weight, p_x_proj, i_from, i_to, i, X_PROJ, BLOCK)
@@ -113,7 +113,7 @@ def gather_kernel(
 
 @triton.jit
 def sum_directions(
-    p_x, p_factor, p_slots, i_group, i_block, images,
+    p_x, p_factor, p_directions, i_group, i_block, images,
     SIZE: tl.constexpr, IMAGE: tl.constexpr, PAIR: tl.constexpr, HALF: tl.constexpr, FACTOR: tl.constexpr,
     PER_IMAGE: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -125,13 +125,13 @@ def sum_directions(
     m = o < SIZE
     b_sum = tl.zeros((BLOCK_P, BLOCK), dtype=tl.float32)
     for s in tl.static_range(4):
-        if PER_IMAGE or tl.load(p_slots + s) == i_group:  # most directions are another group's
+        if PER_IMAGE or tl.load(p_directions + s) == i_group:  # most directions are another group's
             for i_first in range(0, images, BLOCK_P):
                 o_p = (i_first + tl.arange(0, BLOCK_P)).to(tl.int64)
                 m_p = o_p < images
                 o_factor = s * SIZE + o[None, :]
                 if PER_IMAGE:
-                    m_p &= tl.load(p_slots + o_p * 4 + s, mask=m_p, other=-1) == i_group
+                    m_p &= tl.load(p_directions + o_p * 4 + s, mask=m_p, other=-1) == i_group
                     o_factor += o_p[:, None] * (4 * SIZE)
                 m_read = m_p[:, None] & m[None, :]
                 o_x = o_p * IMAGE + (s // 2 * PAIR + s % 2 * HALF)
@@ -144,8 +144,8 @@ def sum_directions(
 
 @triton.jit(do_not_specialize=["x_projs", "dt_projs", "images"])
 def scatter_add_kernel(
-    p_slots, p_dx_proj, p_ddt_proj, p_dA, p_dD, p_dbias, p_A, p_x_proj_weight, p_dt_weight, p_dt_bias, p_A_logs, p_Ds,
-    x_projs, dt_projs, images,
+    p_directions, p_dx_proj, p_ddt_proj, p_dA, p_dD, p_dbias, p_A, p_x_proj_weight, p_dt_weight, p_dt_bias, p_A_logs,
+    p_Ds, x_projs, dt_projs, images,
     X_PROJ: tl.constexpr, DT_PROJ: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, PER_IMAGE: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -158,31 +158,31 @@ def scatter_add_kernel(
     i_group = tl.program_id(1)
     if i < DT_PROJ_AT:
         o, m, b_sum = sum_directions(
-            p_dx_proj, p_A, p_slots, i_group, i, x_projs,
+            p_dx_proj, p_A, p_directions, i_group, i, x_projs,
             X_PROJ, 4 * X_PROJ, 2 * X_PROJ, X_PROJ, False, PER_IMAGE, BLOCK_P, BLOCK,
         )  # fmt: skip
         tl.store(p_x_proj_weight + i_group * X_PROJ + o, b_sum, mask=m)
     elif i < A_AT:
         o, m, b_sum = sum_directions(
-            p_ddt_proj, p_A, p_slots, i_group, i - DT_PROJ_AT, dt_projs,
+            p_ddt_proj, p_A, p_directions, i_group, i - DT_PROJ_AT, dt_projs,
             DT_PROJ, 4 * DT_PROJ, 2 * DT_PROJ, DT_PROJ, False, PER_IMAGE, BLOCK_P, BLOCK,
         )  # fmt: skip
         tl.store(p_dt_weight + i_group * DT_PROJ + o, b_sum, mask=m)
     elif i < D_AT:
         o, m, b_sum = sum_directions(
-            p_dA, p_A, p_slots, i_group, i - A_AT, images,
+            p_dA, p_A, p_directions, i_group, i - A_AT, images,
             STATES, 4 * STATES, 2 * STATES, STATES, True, PER_IMAGE, BLOCK_P, BLOCK,
         )  # fmt: skip
         tl.store(p_A_logs + i_group * STATES + o, b_sum, mask=m)
     elif i < BIAS_AT:
         o, m, b_sum = sum_directions(
-            p_dD, p_A, p_slots, i_group, i - D_AT, images,
+            p_dD, p_A, p_directions, i_group, i - D_AT, images,
             CHANNELS, 2 * CHANNELS, CHANNELS, 0, False, PER_IMAGE, BLOCK_P, BLOCK,
         )  # fmt: skip
         tl.store(p_Ds + i_group * CHANNELS + o, b_sum, mask=m)
     else:
         o, m, b_sum = sum_directions(
-            p_dbias, p_A, p_slots, i_group, i - BIAS_AT, images,
+            p_dbias, p_A, p_directions, i_group, i - BIAS_AT, images,
             CHANNELS, 4 * CHANNELS, 2 * CHANNELS, CHANNELS, False, PER_IMAGE, BLOCK_P, BLOCK,
         )  # fmt: skip
         tl.store(p_dt_bias + i_group * CHANNELS + o, b_sum, mask=m)

@@ -29,9 +29,9 @@ def kept_shape(x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
     return (b, 2, c, h * w) if dtype != torch.float32 and h * w in KEPT else (0,)
 
 
-def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
+def scan_map_forward(x: Tensor, directions: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
     """See `operators.Backend`."""
-    gathered = gather(parameters, slots, x.dtype)
+    gathered = gather(parameters, directions, x.dtype)
     u = cross_scan(x, silu=True)
     projected = u.new_empty((len(x), 2, 2, gathered.x_proj.shape[-2] // 2, u.shape[-1]))
     matmul(gathered.x_proj, u, projected.flatten(2, 3))
@@ -42,7 +42,7 @@ def scan_map_forward(x: Tensor, slots: Tensor, parameters: Parameters) -> tuple[
 
 
 def scan_map_backward(
-    dy: Tensor, x: Tensor, slots: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
+    dy: Tensor, x: Tensor, directions: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
 ) -> tuple[Tensor, Parameters]:
     """See `operators.Backend`."""
     projected, states, kept, gathered = saved
@@ -52,7 +52,7 @@ def scan_map_backward(
     du, ddelta, partial = differentiate(dy.reshape(inputs.u.shape), inputs, states)
     du, ddelta = du.view_as(u), ddelta.view_as(delta).flatten(1, 2)
     dprojected = torch.empty_like(projected)
-    dsteps, per_image = gathered.low_rank(dprojected).flatten(1, 2), slots.dim() == 2
+    dsteps, per_image = gathered.low_rank(dprojected).flatten(1, 2), directions.dim() == 2
     steps, dt_proj = gathered.low_rank(projected).flatten(1, 2), gathered.dt_proj.flatten(-4, -3)
     dx_proj = ddt_proj = None
     if train_projections and can_fuse(ddelta, steps):
@@ -66,7 +66,7 @@ def scan_map_backward(
     dx = cross_merge(du, *x.shape[2:], silu_of=x)
     if train_projections:
         dx_proj = weight_gradient(dprojected, u, per_image=per_image)
-    return dx, scatter_add(slots, gathered, dx_proj, ddt_proj, partial if train_scan else None)
+    return dx, scatter_add(directions, gathered, dx_proj, ddt_proj, partial if train_scan else None)
 
 
 def _step_sizes(gathered: Gathered, projected: Tensor) -> Tensor:
