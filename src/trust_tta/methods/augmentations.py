@@ -50,7 +50,7 @@ def pixel_range(images: Tensor, model: nn.Module) -> tuple[Tensor, Tensor]:
 def jitter(x: Tensor, generator: torch.Generator) -> Tensor:
     """Brightness, contrast, saturation, hue and gamma of pixels from 0 to 1, each once, in random order."""
     limits = ((0.6, 1.4), (0.7, 1.3), (0.5, 1.5), (-0.06, 0.06), (0.7, 1.3))
-    changes: list[Callable[[Tensor, float], Tensor]] = [_brightness, _contrast, _saturation, _hue, _gamma]
+    changes: list[Callable[[Tensor, float], Tensor]] = [torch.mul, _contrast, _saturation, _hue, _gamma]
     for i in torch.randperm(len(changes), generator=generator).tolist():
         x = changes[i](x, _uniform(*limits[i], generator)).clamp(0, 1)
     return x
@@ -76,10 +76,6 @@ def blur(x: Tensor, deviation: float) -> Tensor:
     row = (taps / taps.sum()).to(x).expand(x.shape[1], 1, 1, 5)
     x = F.conv2d(F.pad(x, (2, 2, 0, 0), mode="reflect"), row, groups=x.shape[1])
     return F.conv2d(F.pad(x, (0, 0, 2, 2), mode="reflect"), row.transpose(2, 3), groups=x.shape[1])
-
-
-def _brightness(x: Tensor, factor: float) -> Tensor:
-    return x * factor
 
 
 def _contrast(x: Tensor, factor: float) -> Tensor:

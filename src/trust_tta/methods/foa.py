@@ -28,10 +28,6 @@ Vector = NDArray[np.float64]
 MOMENTUM = 0.9  # of the moving mean of the features
 
 
-def _exactly(value: float) -> Number:
-    return Number(type(value), least=value, most=value)
-
-
 class FoaOptions(MethodOptions):
     """`source_statistics` of clean images are required: gather_source_statistics(model, clean_batches) gives them.
 
@@ -74,7 +70,7 @@ class Foa(Method):
 
     def state_spec(self) -> dict[str, Spec]:
         """A search is a function of its settings and of the fitness values it was told."""
-        settings: list[Spec] = [_exactly(value) for value in self.settings]
+        settings: list[Spec] = [Number(type(value), least=value, most=value) for value in self.settings]
         return {
             "settings": settings,
             "dimension": Number(int, least=1, most=1e6),

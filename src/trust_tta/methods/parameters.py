@@ -69,15 +69,11 @@ def _last_stage(model: nn.Module) -> list[str]:
 
 def _series(module: nn.Module) -> list[str]:
     """Names of two or more children that run in sequence and hold norms: of a container, or numbered as `layer1`."""
-    names = [name for name, child in module.named_children() if _holds_norms(child)]
+    names = [n for n, child in module.named_children() if not is_norm(child) and any(map(is_norm, child.modules()))]
     if not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         names = [name for name in names if re.fullmatch(r"[a-z]+_?\d+", name)]
         names = [name for name in names if name.rstrip("0123456789") == names[-1].rstrip("0123456789")]
     return names if len(names) > 1 else []
-
-
-def _holds_norms(module: nn.Module) -> bool:
-    return not is_norm(module) and any(is_norm(inner) for inner in module.modules())
 
 
 def select(model: nn.Module, parameters: ParameterSet, *, skip_last: bool = False) -> list[str]:

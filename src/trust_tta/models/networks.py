@@ -164,16 +164,13 @@ def _timm_preprocessing(network: nn.Module) -> Preprocessing | None:
     for name in ("pretrained_cfg", "default_cfg"):
         stated = getattr(network, name, None)
         values = stated if isinstance(stated, Mapping) else getattr(stated, "__dict__", {})
-        size = values.get("input_size")
-        if isinstance(size, tuple | list) and len(size) == 3 and size[0] == 3 and size[1] == size[2]:
-            return _from_timm(values, int(size[1]))
+        sides = values.get("input_size")
+        if isinstance(sides, tuple | list) and len(sides) == 3 and sides[0] == 3 and sides[1] == sides[2]:
+            size, squash = int(sides[1]), values.get("crop_mode") == "squash"
+            resize = None if squash else math.floor(size / float(values.get("crop_pct") or 1.0))
+            fields: dict[str, Any] = {"size": size, "resize": resize, "crop": not squash}
+            fields |= {key: tuple(map(float, values[key])) for key in ("mean", "std") if values.get(key)}
+            if values.get("interpolation") in ("bicubic", "bilinear"):
+                fields["interpolation"] = values["interpolation"]
+            return Preprocessing.from_mapping(fields)
     return None
-
-
-def _from_timm(values: Mapping[str, Any], size: int) -> Preprocessing:
-    fields = {key: tuple(map(float, values[key])) for key in ("mean", "std") if values.get(key)}
-    if values.get("interpolation") in ("bicubic", "bilinear"):
-        fields["interpolation"] = values["interpolation"]
-    squash = values.get("crop_mode") == "squash"
-    resize = None if squash else math.floor(size / float(values.get("crop_pct") or 1.0))
-    return Preprocessing.from_mapping({"size": size, "resize": resize, "crop": not squash, **cast(Any, fields)})

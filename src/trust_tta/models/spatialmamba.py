@@ -199,18 +199,19 @@ class SpatialMamba(StagedNetwork):
         last = len(config.dims) - 1
         self.layers = nn.ModuleList(
             Stage(
-                [self._make_block(i, rate) for rate in rates[i]],
+                [
+                    PositionedBlock(
+                        dim, self.make_mixer(i), self.part_names, mlp_ratio=config.mlp_ratio, drop_path=rate
+                    )
+                    for rate in rates[i]
+                ],
                 BottleneckDownsample(config.dims[i]) if i < last else None,
             )
-            for i in range(len(config.dims))
+            for i, dim in enumerate(config.dims)
         )
         self.norm = LayerNorm2d(config.dims[-1])
         self.head = nn.Linear(config.dims[-1], config.num_classes)
         self.apply(initialize_linear)
-
-    def _make_block(self, stage: int, drop_path: float) -> PositionedBlock:
-        dim, ratio = self.config.dims[stage], self.config.mlp_ratio
-        return PositionedBlock(dim, self.make_mixer(stage), self.part_names, mlp_ratio=ratio, drop_path=drop_path)
 
     def make_mixer(self, stage: int) -> nn.Module:
         return StateFusionSSM(self.config.dims[stage])

@@ -120,17 +120,16 @@ class GraphedNetwork:
             if kind not in self.stems:
                 stem = StemGraph(self.network, images)
                 if self.cache_stem:
-                    stem.capture({} if autocast is None else self._frozen(), self.pool, autocast)
+                    learned = {id(parameter) for parameter in self.parameters}
+                    cast_once = {
+                        n: p.detach() for n, p in cast_parameters(self.network).items() if id(p) not in learned
+                    }
+                    stem.capture({} if autocast is None else cast_once, self.pool, autocast)
                 self.stems[kind] = stem
             with torch.set_grad_enabled(learning):
                 return PassGraphs(
                     self.stems[kind], directions, self.parameters if learning else (), self.pool, autocast
                 )
-
-    def _frozen(self) -> dict[str, Tensor]:
-        """The parameters that autocast casts and nothing adapts, by name."""
-        learned = {id(parameter) for parameter in self.parameters}
-        return {name: p.detach() for name, p in cast_parameters(self.network).items() if id(p) not in learned}
 
 
 class PendingBackward:

@@ -120,25 +120,21 @@ def choose_backend(u: Tensor, backend: str = "auto") -> str:
         return "triton" if usable else "reference"
     if backend == "cpu" and u.device.type != "cpu":
         raise BackendError(f"backend 'cpu' needs CPU tensors but u is on {u.device}; use backend='auto'")
-    if backend == "triton":
-        _check_triton(u)
-    return backend
-
-
-def _check_triton(u: Tensor) -> None:
-    if not HAS_TRITON:
+    if backend == "triton" and not HAS_TRITON:
         raise BackendError("backend 'triton' needs the package triton; install 'trust-tta[triton]' or use 'auto'")
-    if u.dtype == torch.float64:
+    if backend == "triton" and u.dtype == torch.float64:
         raise BackendError("backend 'triton' computes in float32 but u is float64; use backend='reference'")
-    if u.device.type != "cuda" and not _interpreting():
+    if backend == "triton" and u.device.type != "cuda" and not is_interpreted():
         raise BackendError(
             f"backend 'triton' needs CUDA tensors but u is on {u.device}; use backend='auto', "
             "or set TRITON_INTERPRET=1 to run its interpreter on a CPU"
         )
+    return backend
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _interpreting() -> bool:
+def is_interpreted() -> bool:
+    """Triton kernels run in its interpreter, on a CPU."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trust_tta.ops.functional import grouped_scan
+from trust_tta.ops.functional import grouped_scan, is_interpreted
 from trust_tta.optional import available
 
 TOLERANCE = 1e-4  # of float32 against float64, relative to the largest entry
@@ -28,8 +28,8 @@ class BackendCheck:
 def usable_backends() -> dict[str, str]:
     """The backends that run here, each with the device to check it on."""
     usable = {"reference": "cpu", "cpu": "cpu"}
-    if available("triton") and (torch.cuda.is_available() or _interpreting()):
-        usable["triton"] = "cpu" if _interpreting() else "cuda"
+    if available("triton") and (torch.cuda.is_available() or is_interpreted()):
+        usable["triton"] = "cpu" if is_interpreted() else "cuda"
     return usable
 
 
@@ -72,9 +72,3 @@ def _outputs(inputs: list[torch.Tensor], backend: str) -> list[torch.Tensor]:
     y = grouped_scan(*leaves, backend=backend)
     dy = torch.arange(y.numel(), dtype=torch.float64).cos().view(y.shape).to(y)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
-
-
-def _interpreting() -> bool:
-    from triton import knobs
-
-    return bool(knobs.runtime.interpret)

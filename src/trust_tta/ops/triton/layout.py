@@ -22,10 +22,16 @@ def cross_scan(x: Tensor, *, silu: bool) -> Tensor:
     b, c, h, w = x.shape
     u = x.new_empty((b, 2, c, h * w))
     with torch.cuda.device_of(x):
-        if _takes_pairs(x):
-            _launch_pairs(x, u, silu)
-        else:
+        if not _takes_pairs(x):
             _launch(cross_scan_kernel, (x, u), x.stride(), u, h, w, _scan_sizes(max(h, w)), SILU=silu)
+            return u
+        # The side of a tile in cells of 2 x 2 pixels, its pairs of channels, and its warps; the fastest on an H200.
+        side, pairs, warps = (32, 4, 4) if max(h, w) > 32 else (16, 4, 4 if silu else 8)
+        grid = (ceil_div(h // 2, side) * ceil_div(w // 2, side), ceil_div(c // 2, pairs), b)
+        cross_scan_pairs_kernel[grid](
+            x.permute(0, 2, 3, 1).view(torch.int32), u.view(torch.int32), CHANNELS=c, HEIGHT=h, WIDTH=w, BLOCK_P=pairs,
+            BLOCK_S=side, SILU=silu, ROUGH=is_rough(x), num_warps=warps, enable_fp_fusion=True,
+        )  # fmt: skip
     return u
 
 
@@ -36,25 +42,6 @@ def _takes_pairs(x: Tensor) -> bool:
     return even and x.dtype == torch.bfloat16 and x.is_contiguous(memory_format=torch.channels_last)
 
 
-def _launch_pairs(x: Tensor, u: Tensor, silu: bool) -> None:
-    b, c, h, w = x.shape
-    pixels = x.permute(0, 2, 3, 1)
-    side, pairs, warps = choose_cells(silu, max(h, w))
-    grid = (ceil_div(h // 2, side) * ceil_div(w // 2, side), ceil_div(c // 2, pairs), b)
-    cross_scan_pairs_kernel[grid](
-        pixels.view(torch.int32), u.view(torch.int32), CHANNELS=c, HEIGHT=h, WIDTH=w, BLOCK_P=pairs, BLOCK_S=side,
-        SILU=silu, ROUGH=is_rough(x), num_warps=warps, enable_fp_fusion=True,
-    )  # fmt: skip
-
-
-def choose_cells(silu: bool, pixels: int) -> tuple[int, int, int]:
-    """The side of a tile in cells of 2 x 2 pixels, its pairs of channels, and its warps; the fastest on an H200.
-
-    `pixels`: of the longer side of the map.
-    """
-    return (32, 4, 4) if pixels > 32 else (16, 4, 4 if silu else 8)
-
-
 def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = None) -> Tensor:
     """See `operators.Backend`."""
     y = y.contiguous()
@@ -62,7 +49,10 @@ def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = 
     point = x if silu_of is None else silu_of
     with torch.cuda.device_of(y):
         strides = (*x.stride(), *point.stride())
-        sizes = _merge_sizes(y, max(height, width))
+        pixels = max(height, width)
+        sizes = (8, 64, 8) if pixels <= 32 else (16, 32, 8)
+        if pixels <= 8 or y.dtype == torch.float32:
+            sizes = _scan_sizes(pixels)
         _launch(cross_merge_kernel, (x, point, y), strides, y, height, width, sizes, SILU=silu_of is not None)
     return x
 
@@ -80,7 +70,8 @@ def merge_norm(
     norm = _pixels(y, height, width)
     x = _pixels(y, height, width) if keep else norm
     mean, scale = (y.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
-    sizes, whole = _channels(count), power_of_two(count)
+    sizes = {"BLOCK_C": 64, "num_warps": 4} if count < 512 else {"BLOCK_C": 128, "num_warps": 8}
+    whole = power_of_two(count)
     pixels = max(1, min(SIDE * SIDE, sizes["num_warps"] * NORMALIZED // whole))
     with torch.cuda.device_of(y):
         merge_norm_kernel[grid](
@@ -126,21 +117,9 @@ def _pixels(y: Tensor, height: int, width: int) -> Tensor:
     return y.new_empty((y.shape[0], height, width, y.shape[2]))
 
 
-def _channels(count: int) -> dict[str, int]:
-    """Channels at a time, and warps, of a tile whose channels are walked through."""
-    return {"BLOCK_C": 64, "num_warps": 4} if count < 512 else {"BLOCK_C": 128, "num_warps": 8}
-
-
 def _scan_sizes(pixels: int) -> tuple[int, int, int]:
     """The side of a tile, its channels, and its warps, for a map with so many pixels to its longer side."""
     return (8, 32, 4) if pixels <= 8 else (16, 16, 8)
-
-
-def _merge_sizes(y: Tensor, pixels: int) -> tuple[int, int, int]:
-    """The same for a map that is merged from y."""
-    if pixels <= 8 or y.dtype == torch.float32:
-        return _scan_sizes(pixels)
-    return (8, 64, 8) if pixels <= 32 else (16, 32, 8)
 
 
 def _launch(

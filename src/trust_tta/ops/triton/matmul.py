@@ -83,7 +83,9 @@ def fused_gradients(weight: Tensor, dy: Tensor, x: Tensor, dx: Tensor, *, per_im
     """
     b, g, m, length = dy.shape
     k = x.shape[2]
-    block_l, warps, stages, programs = choose_fused(m)
+    # Positions of a tile, warps, stages, and the programs that a large GPU holds at once.
+    block_l, warps, stages = 128 if m <= 128 else 64, 4, 2
+    programs = (4 if m <= 256 else 2) * PROGRAMS
     chunks = ceil_div(length, block_l)
     share = chunks if per_image else ceil_div(b * chunks, ceil_div(programs, g))
     partial = dy.new_empty((ceil_div(b * chunks, share), g, m, k), dtype=torch.float32)
@@ -100,16 +102,9 @@ def fused_gradients(weight: Tensor, dy: Tensor, x: Tensor, dx: Tensor, *, per_im
     return partial
 
 
-def choose_fused(rows: int) -> tuple[int, int, int, int]:
-    """Positions of a tile, warps, stages, and the programs that a large GPU holds at once."""
-    if rows <= 128:
-        return 128, 4, 2, 4 * PROGRAMS
-    return 64, 4, 2, (4 if rows <= 256 else 2) * PROGRAMS
-
-
 def choose_tile(rows: int, inner: int, length: int, maps: int) -> tuple[int, int, int]:
     """Rows, inner and positions of a tile: all rows where they are few, small tiles where there is little to do."""
-    positions = _positions(length)
+    positions = 64 if length <= 64 else 128
     if maps * ceil_div(rows, 64) * ceil_div(length, positions) < PROGRAMS:
         return _within(rows, 32), _within(inner, 128), 32
     return _within(rows, 64), _within(inner, 64), positions
@@ -124,10 +119,6 @@ def choose_launch(rows: int, inner: int, length: int, positions: int) -> tuple[i
     if inner <= 32 < rows:
         return 256, 4, 3
     return (positions, 8, 3) if rows <= 32 else (positions, 4, 2)
-
-
-def _positions(length: int) -> int:
-    return 64 if length <= 64 else 128
 
 
 def _within(size: int, most: int) -> int:
