@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import pickle
@@ -107,21 +108,18 @@ def find_blocks(path: Path, images: int, labels: NDArray[np.int64], *, one: int 
         if not len(differing):
             return SeverityBlocks(size, severities)
         if recorded or images == len(severities) * one or len(differing) < size / 2:
-            raise DataError(_unequal(path, blocks, int(differing[0])))
+            place = int(differing[0])
+            block = int(np.flatnonzero(blocks[:, place] != blocks[0, place])[0])
+            raise DataError(
+                f"{path.parent / LABELS} is not {len(blocks)} equal blocks, one for each severity: label {place} is "
+                f"{blocks[0, place]} in the first and {blocks[block, place]} in block {block + 1}; download it again"
+            )
     if recorded or len(labels) != images:
         raise DataError(
             f"{path.parent / LABELS} has {len(labels)} labels for the {images} images of {path.name}; it must have "
             f"{images}" + (f" or {size}" if size and not rest else "")
         )
     return SeverityBlocks(images, ())
-
-
-def _unequal(path: Path, blocks: NDArray[np.int64], place: int) -> str:
-    block = int(np.flatnonzero(blocks[:, place] != blocks[0, place])[0])
-    return (
-        f"{path.parent / LABELS} is not {len(blocks)} equal blocks, one for each severity: label {place} is "
-        f"{blocks[0, place]} in the first and {blocks[block, place]} in block {block + 1}; download it again"
-    )
 
 
 def recorded_severities(folder: Path) -> tuple[int, ...]:
@@ -159,7 +157,9 @@ def open_cifar(spec: DatasetSpec, folder: Path, domain: str, *, limit: int | Non
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise DataError(f"{folder} lacks {arrays[0].name} and the official {', '.join(missing)}; download it again")
-        images, labels = join_labeled([_read_batch_file(folder / name) for name in names])
+        images, labels = join_labeled(
+            [read_batch(io.BytesIO((folder / name).read_bytes()), name=str(folder / name)) for name in names]
+        )
     if len(images) != len(labels):
         raise DataError(f"{folder} has {len(images)} {domain} images but {len(labels)} labels; download it again")
     return array_dataset(images[:limit], labels[:limit], spec.class_names, name=spec.name, domain=domain)
@@ -168,11 +168,6 @@ def open_cifar(spec: DatasetSpec, folder: Path, domain: str, *, limit: int | Non
 def join_labeled(batches: list[LabeledImages]) -> LabeledImages:
     """Concatenate several sets of images and labels."""
     return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
-
-
-def _read_batch_file(path: Path) -> LabeledImages:
-    with path.open("rb") as file:
-        return read_batch(file, name=str(path))
 
 
 def read_batch(file: IO[bytes], *, name: str) -> LabeledImages:

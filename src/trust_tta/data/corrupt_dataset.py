@@ -139,28 +139,23 @@ def claim_folder(folder: Path, record: CorruptionRecord, outputs: Sequence[Path]
     """Write `record` to `folder`; refuse a folder that was made with other options."""
     path = folder / RECORD_NAME
     if path.exists():
-        _refuse_mismatch(path, record)
+        try:
+            found = read_json(path, error=DataError)
+        except DataError as error:
+            raise DataError(f"{error}; delete {path.name} with the files beside it") from error
+        if not isinstance(found, dict):
+            raise DataError(f"{path} is not a record of corrupted data; delete it with the files beside it")
+        for name, value in json.loads(json.dumps(asdict(record))).items():
+            if found.get(name) != value:
+                raise DataError(
+                    f"{path.parent} was made with {name} {found.get(name)!r}, not {value!r}; "
+                    "give another output folder or the same input and options"
+                )
         return
     foreign = next((output for output in outputs if output.exists()), None)
     if foreign is not None:
         raise DataError(f"{foreign} is there without a {RECORD_NAME} that says how it was made; give another output")
     write_bytes(path, (json.dumps(asdict(record), indent=1) + "\n").encode())
-
-
-def _refuse_mismatch(path: Path, record: CorruptionRecord) -> None:
-    try:
-        found = read_json(path, error=DataError)
-    except DataError as error:
-        raise DataError(f"{error}; delete {path.name} with the files beside it") from error
-    wanted = json.loads(json.dumps(asdict(record)))
-    if not isinstance(found, dict):
-        raise DataError(f"{path} is not a record of corrupted data; delete it with the files beside it")
-    for name, value in wanted.items():
-        if found.get(name) != value:
-            raise DataError(
-                f"{path.parent} was made with {name} {found.get(name)!r}, not {value!r}; "
-                "give another output folder or the same input and options"
-            )
 
 
 def list_tree(root: Path) -> list[str]:

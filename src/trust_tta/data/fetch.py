@@ -130,7 +130,12 @@ def read_archive(path: Path) -> tuple[LabeledImages, LabeledImages]:
     found = _members(path, {*names, *sheets, *_SHEET_LABELS})
     if found.keys() >= set(sheets):
         *train, test = (read_image(found[sheet], name="in the archive").reshape(-1, 32, 32, 3) for sheet in sheets)
-        train_labels, test_labels = (_read_sheet_labels(found, name) for name in _SHEET_LABELS)
+        if missing := [name for name in _SHEET_LABELS if name not in found]:
+            raise DataError(f"the archive lacks {missing[0]}; download it again")
+        train_labels, test_labels = (
+            np.asarray(parse_json(found[name].decode("utf-8", "replace"), where=name, error=DataError), dtype=np.int64)
+            for name in _SHEET_LABELS
+        )
         return (np.concatenate(train), train_labels), (test, test_labels)
     if missing := [name for name in names if name not in found]:
         raise DataError(f"the archive {path.name} lacks {', '.join(missing)}; download it again")
@@ -153,13 +158,6 @@ def _members(path: Path, names: set[str]) -> dict[str, bytes]:
             if file is not None:
                 found[name] = file.read()
     return found
-
-
-def _read_sheet_labels(found: dict[str, bytes], name: str) -> NDArray[np.int64]:
-    if name not in found:
-        raise DataError(f"the archive lacks {name}; download it again")
-    text = found[name].decode("utf-8", errors="replace")
-    return np.asarray(parse_json(text, where=name, error=DataError), dtype=np.int64)
 
 
 def _get_archive(archive: str, *, folder: Path, progress: Progress) -> Path:

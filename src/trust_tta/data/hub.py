@@ -60,20 +60,17 @@ def _load(name: str, root: Path, *, split: str, subset: str | None, revision: st
     library: Any = require("datasets", extra="hub")
     for folder in (Path(name), root / name):
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-            return _split_of(library.load_from_disk(str(folder)), split, name)
+            found = library.load_from_disk(str(folder))
+            if not isinstance(found, dict):
+                return found  # one split was saved
+            if split not in found:
+                raise ConfigError(f"'{name}' has no split '{split}'; {did_you_mean(split, list(found))}")
+            return found[split]
     try:
         path = next((str(folder) for folder in (Path(name), root / name) if folder.is_dir()), name)
         return library.load_dataset(path, subset, split=split, revision=revision)
     except Exception as error:  # the library raises many types
         raise DataError(f"the data set 'hf:{name}' cannot be loaded: {reason_of(error)}") from error
-
-
-def _split_of(found: Any, split: str, name: str) -> Any:
-    if not isinstance(found, dict):
-        return found  # one split was saved
-    if split not in found:
-        raise ConfigError(f"'{name}' has no split '{split}'; {did_you_mean(split, list(found))}")
-    return found[split]
 
 
 def _labels(rows: Any, column: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:

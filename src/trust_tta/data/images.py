@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,10 @@ def read_image(file: ImageFile, *, name: str | None = None) -> NDArray[np.uint8]
     Gray values of 16 bits are scaled to 8. Orientation tags are not followed.
     """
     with open_checked(file, name=name) as image:
-        return _to_rgb(image)
+        if image.mode == "I" or image.mode.startswith("I;16"):  # PPM scales all above 8 bits to 16
+            gray = np.rint(np.asarray(image).astype(np.float32) / 257)
+            return np.repeat(np.clip(gray, 0, 255).astype(np.uint8)[..., None], 3, axis=-1)
+        return np.array(image.convert("RGB"), dtype=np.uint8)
 
 
 def check_image(file: ImageFile) -> tuple[int, int]:
@@ -70,7 +73,9 @@ def check_size(height: int, width: int) -> None:
 
 
 def _open(file: ImageFile) -> Image.Image:
-    image = Image.open(_stream(file), formats=FORMATS)
+    if not isinstance(file, bytes) and not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would block
+        raise DataError("it is not a regular file")
+    image = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS)
     try:
         check_size(image.height, image.width)
         if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
@@ -80,18 +85,3 @@ def _open(file: ImageFile) -> Image.Image:
         image.close()
         raise
     return image
-
-
-def _stream(file: ImageFile) -> IO[bytes] | Path | str:
-    if isinstance(file, bytes):
-        return io.BytesIO(file)
-    if not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would block
-        raise DataError("it is not a regular file")
-    return file
-
-
-def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
-    if image.mode == "I" or image.mode.startswith("I;16"):  # PPM scales all above 8 bits to 16
-        gray = np.rint(np.asarray(image).astype(np.float32) / 257)
-        return np.repeat(np.clip(gray, 0, 255).astype(np.uint8)[..., None], 3, axis=-1)
-    return np.array(image.convert("RGB"), dtype=np.uint8)

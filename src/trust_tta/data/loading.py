@@ -143,7 +143,11 @@ def class_map(
         return {name: label for label, name in enumerate(ordered) if name in found}, ordered
     labels = {name: class_label(spec, name) for name in found}
     if unknown := [name for name, label in labels.items() if label is None]:
-        raise DataError(f"{folder / unknown[0]} is not a class of {spec.name}; allowed are {_allowed(spec)}")
+        allowed = ", ".join(spec.class_names)
+        if spec.class_folders != "named":
+            allowed = "its 200 WordNet ids" if spec.imagenet_r else "the 1000 WordNet ids of ILSVRC 2012, as n01440764"
+            allowed += ", or the numbers 0..999" if spec.class_folders == "number-or-wnid" else ""
+        raise DataError(f"{folder / unknown[0]} is not a class of {spec.name}; allowed are {allowed}")
     return {name: label for name, label in labels.items() if label is not None}, spec.class_names
 
 
@@ -193,13 +197,6 @@ def class_label(spec: DatasetSpec, name: str) -> int | None:
     if spec.imagenet_r and label is not None and not imagenet_classes()[label].rendition:
         return None
     return label
-
-
-def _allowed(spec: DatasetSpec) -> str:
-    if spec.class_folders == "named":
-        return ", ".join(spec.class_names)
-    kind = "its 200 WordNet ids" if spec.imagenet_r else "the 1000 WordNet ids of ILSVRC 2012, as n01440764"
-    return f"{kind}, or the numbers 0..999" if spec.class_folders == "number-or-wnid" else kind
 
 
 def _choose_domain(domain: str | None, domains: tuple[str, ...], *, where: object) -> str:
@@ -301,14 +298,10 @@ def _holds(spec: DatasetSpec, folder: Path) -> bool:
         return bool(list_splits(spec, folder))
     if not spec.domains:
         return bool(generic_domains(folder))
-    found = (domain_folder(spec, folder, domain) for domain in spec.domains)
-    return any(place is not None and _is_domain(spec, place) for place in found)
-
-
-def _is_domain(spec: DatasetSpec, folder: Path) -> bool:
+    found = [place for domain in spec.domains if (place := domain_folder(spec, folder, domain)) is not None]
     if spec.layout == "folder-c":
-        return any(child.name.isdecimal() and _has_classes(spec, child) for child in subfolders(folder))
-    return _has_classes(spec, folder)
+        found = [level for place in found for level in subfolders(place) if level.name.isdecimal()]
+    return any(_has_classes(spec, place) for place in found)
 
 
 def _has_classes(spec: DatasetSpec, folder: Path) -> bool:

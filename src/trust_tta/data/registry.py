@@ -131,11 +131,6 @@ def find_domain(spec: DatasetSpec, name: str | None) -> DomainSpec:
     raise ConfigError(f"{spec.name} has no domain {name!r}; {did_you_mean(name, [d.name for d in spec.domains])}")
 
 
-def _read_specs() -> tuple[DatasetSpec, ...]:
-    tables = tomllib.loads(read_asset("datasets.toml"))
-    return tuple(DatasetSpec(name=name, **_fields(_complete(table, tables))) for name, table in tables.items())
-
-
 def _complete(table: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
     """A table, completed from the one it is `like`."""
     if "like" not in table:
@@ -170,4 +165,5 @@ _CLASSES = {
     "pacs": PACS_CLASSES,
     "imagenet": tuple(c.name for c in imagenet_classes()),
 }
-DATASETS = _read_specs()
+_TABLES = tomllib.loads(read_asset("datasets.toml"))
+DATASETS = tuple(DatasetSpec(name=name, **_fields(_complete(table, _TABLES))) for name, table in _TABLES.items())

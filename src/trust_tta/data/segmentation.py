@@ -184,7 +184,9 @@ def list_pairs(spec: DatasetSpec, folder: Path, split: DomainSpec) -> list[Image
     """The images and masks of a split; empty where the split or its masks are missing."""
     rules = segmentation_spec(spec)
     if spec.name == "cityscapes":
-        return _list_cityscapes(folder, split)
+        found = sorted((folder / "leftImg8bit" / split.name).glob("*/*_leftImg8bit.png"))
+        ids = [f"{split.name}/{path.parent.name}/{path.name.removesuffix('_leftImg8bit.png')}" for path in found]
+        return [ImageMaskPair(f"leftImg8bit/{i}_leftImg8bit.png", f"gtFine/{i}_gtFine_labelIds.png") for i in ids]
     if rules.lists:  # as Pascal VOC names its files
         path = folder / rules.lists / f"{split.name}.txt"
         ids = read_text(path, error=DataError).split() if path.is_file() and (folder / rules.masks).is_dir() else []
@@ -195,14 +197,6 @@ def list_pairs(spec: DatasetSpec, folder: Path, split: DomainSpec) -> list[Image
         if (folder / images).is_dir() and (folder / masks).is_dir():
             return [ImageMaskPair(f"{images}/{f}", f"{masks}/{Path(f).stem}.png") for f in list_images(folder / images)]
     return []
-
-
-def _list_cityscapes(folder: Path, split: DomainSpec) -> list[ImageMaskPair]:
-    found = sorted((folder / "leftImg8bit" / split.name).glob("*/*_leftImg8bit.png"))
-    names = [f"{split.name}/{path.parent.name}/{path.name.removesuffix('_leftImg8bit.png')}" for path in found]
-    return [
-        ImageMaskPair(f"leftImg8bit/{name}_leftImg8bit.png", f"gtFine/{name}_gtFine_labelIds.png") for name in names
-    ]
 
 
 def segmentation_spec(spec: DatasetSpec) -> SegmentationSpec:

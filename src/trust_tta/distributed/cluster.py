@@ -59,7 +59,8 @@ def _start(ray: ModuleType, address: str | None, cpus: int | None) -> None:
         raise
     except Exception as error:  # Ray has no common base class for these errors
         where = "on this machine" if address is None else f"at {address}"
-        raise ConfigError(f"no Ray cluster could be used {where}: {_first_line(error)}") from error
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigError(f"no Ray cluster could be used {where}: {one_line(first, longest=300)}") from error
 
 
 def _keep_private() -> None:
@@ -117,11 +118,6 @@ def _explain(output: str) -> str:
         return "no Ray cluster runs on this machine; start one with `ray start --head`, or omit --address"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return f"no Ray cluster can be joined there: {one_line(lines[-1], longest=300) if lines else 'no reason given'}"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return one_line(lines[0] if lines else type(error).__name__, longest=300)
 
 
 def versions() -> dict[str, str]:

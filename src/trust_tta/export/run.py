@@ -10,13 +10,17 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import torch
+
 from trust_tta.atomic import replacing
 from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.errors import ConfigError, TrustError
-from trust_tta.export import check, formats, onnx
-from trust_tta.export.network import InputSpec, PixelInputNetwork, Pixels, require_any_size, trace
+from trust_tta.export import check, onnx
+from trust_tta.export.network import InputSpec, PixelInputNetwork, Pixels, quiet, require_any_size, trace
 from trust_tta.export.source import ExportSource, Origin, load_source
 from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.models.weights import encode_weights
+from trust_tta.ops.portable import scan_in_chunks
 from trust_tta.optional import require
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
@@ -133,7 +137,7 @@ def _write(
 ) -> check.Run:
     """Write the network, and open the written file."""
     if to == "safetensors":
-        formats.write_checkpoint(source.network, file, about)
+        file.write_bytes(encode_weights(source.network.state_dict(), about))
         written = Checkpoint.open(file)
         return PixelInputNetwork(written.load(), written.preprocessing, given.pixels, backend="auto")
     program = trace(PixelInputNetwork(source.network, source.preprocessing, given.pixels, backend="portable"), given)
@@ -142,8 +146,15 @@ def _write(
         if int8:
             onnx.quantize(file)
         return check.open_onnx(file)
-    if to == "pt2":
-        formats.write_program(program, file, about)
-        return formats.open_program(file)
-    formats.write_compiled(program, file, about)
-    return formats.open_compiled(file)
+    with quiet(), torch.no_grad():
+        table: dict[Any, Any] = torch.export.default_decompositions()
+        table[torch.ops.trust_tta.scan_linear.default] = scan_in_chunks
+        program = program.run_decompositions(table)  # ATen's operators alone
+        if to == "pt2":
+            torch.export.save(program, file, extra_files={"metadata.json": json.dumps(about)})
+            run: check.Run = torch.export.load(file).module()
+            return run
+        # a library for this type of processor; needs a C++ compiler
+        configs = {"aot_inductor.metadata": about}
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=configs)
+        return torch._inductor.aoti_load_package(str(file))

@@ -123,7 +123,9 @@ def _read_state(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]] | Non
         return snapshot.state["method"], snapshot.state.get("books", {})
     if path.suffix == ".safetensors" and _is_snapshot(path):
         state, _ = read_state(path)
-        return _method_state(state, path), state.get("books", {})
+        if not isinstance(state.get("method"), Mapping):
+            raise StateError(f"'{path}' is not a snapshot of a stream; give one, or a saved state_dict() of a method")
+        return state["method"], state.get("books", {})
     if path.suffix in (".pt", ".pth", ".bin") and path.is_file():
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
@@ -141,12 +143,6 @@ def _is_snapshot(path: Path) -> bool:
             return "tree" in json.loads((file.metadata() or {}).get("trust_tta", "null") or "null")
     except (OSError, SafetensorError, ValueError, TypeError):
         return False
-
-
-def _method_state(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    if not isinstance(state.get("method"), Mapping):
-        raise StateError(f"'{path}' is not a snapshot of a stream; give one, or a saved state_dict() of a method")
-    return cast(Mapping[str, Any], state["method"])
 
 
 @torch.no_grad()
