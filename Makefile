@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: test test-slow test-fuzz test-gpu demo paper lint types typed kernels docs clean
+.PHONY: test test-slow test-fuzz test-gpu demo paper lint types typed kernels docs dist clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -59,6 +59,18 @@ $(VENV)/docs: $(VENV)/base
 # The variable silences a notice of the theme that docs/develop/decisions.md speaks of.
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The sdist and the wheel: checked, each installed into a new environment, and tried outside of this folder.
+dist: $(VENV)/base
+	rm -rf dist
+	$(BIN)/pip install --quiet --disable-pip-version-check build twine
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	for file in dist/*.whl dist/*.tar.gz; do \
+	  rm -rf build/try && $(PYTHON) -m venv build/try && \
+	  build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $$file && \
+	  (cd build/try && bin/trust-tta doctor && bin/trust-tta demo --images 32 --seeds 1 --out demo) || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache
