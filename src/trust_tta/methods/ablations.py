@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.ensembling import MeanProbability
 from trust_tta.methods.losses import pseudo_label_loss
+from trust_tta.methods.parallel import OrderStep
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Spec, clone
 from trust_tta.methods.trust import WeightAveraging
 from trust_tta.methods.trust_options import OrderNames, OrderOptions, require_orders, scan_orders_of
 from trust_tta.ops.segmentation_logits import Logits
-from trust_tta.orders import DEFAULT_ORDER, find_order
+from trust_tta.orders import DEFAULT_ORDER, OrderLike, find_order
 from trust_tta.schema import Count, Natural, Rate
 
 ANGLE = math.radians(15)
@@ -126,10 +127,13 @@ class Augmentation(WeightAveraging):
         given, scan_orders = self.options.orders, scan_orders_of(self.model)
         self.orders = [find_order(order, scan_orders) for order in given or [DEFAULT_ORDER] * self.options.k]
 
-    def augment(self, images: Tensor) -> Tensor:
+    def adapt_under(
+        self, order: OrderLike, images: Tensor, *, first: bool, augmented: Tensor | None = None
+    ) -> OrderStep:
         drawn = self.counters.forwards if self.options.per == "view" else self.counters.batches
         generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + drawn)
-        return KINDS[self.options.kind](images, generator, self.options.strength)
+        augmented = KINDS[self.options.kind](images, generator, self.options.strength)
+        return super().adapt_under(order, images, first=first, augmented=augmented)
 
     def predicts_while_adapting(self) -> bool:
         return False  # the adapting passes are of other images

@@ -8,7 +8,6 @@ the mean are in `parallel.py`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -51,8 +50,11 @@ class WeightAveraging(Learner):
         if before and not self.predicts_while_adapting():
             self.keep_prediction(self.final_prediction(images))
         steps = self.adapt_under_orders(images)
-        if steps:
-            self.weights.load(self.merge(steps))
+        if steps and self.merge_by == "mean":  # of the steps that were made
+            made = torch.stack([step.made for step in steps])
+            self.weights.load(merging.mean([step.weights for step in steps], made))
+        elif steps:
+            self.weights.load(parallel.merge(self, steps))
         del steps  # frees the snapshots before the prediction
         return self.kept_prediction if before else self.final_prediction(images)
 
@@ -64,12 +66,16 @@ class WeightAveraging(Learner):
             steps = [self.adapt_under(order, images, first=i == 0) for i, order in enumerate(self.orders)]
         return steps
 
-    def adapt_under(self, order: OrderLike, images: Tensor, *, first: bool) -> OrderStep:
+    def adapt_under(
+        self, order: OrderLike, images: Tensor, *, first: bool, augmented: Tensor | None = None
+    ) -> OrderStep:
         """The body of Algorithm 2: one gradient step on pseudo-labels under one order; returns the adapted weights.
 
         `first`: the weights are still those before the update, so that the logits may be the prediction with them.
+        `augmented`: the images to adapt on, where they are not the given ones.
         """
-        logits = self.logits(self.augment(images), order=order, stochastic_depth=self.options.stochastic_depth)
+        seen = images if augmented is None else augmented
+        logits = self.logits(seen, order=order, stochastic_depth=self.options.stochastic_depth)
         undisturbed = self.predict(images, order=order) if self.options.stochastic_depth else logits.detach()
         if first and order == self.evaluate_order and self.predicts_while_adapting():
             self.keep_prediction(undisturbed)
@@ -77,21 +83,11 @@ class WeightAveraging(Learner):
         mean_entropy = entropy(logits.detach()).mean() if self.merge_by != "mean" else None
         return OrderStep(self.weights.snapshot(), made, mean_entropy)
 
-    def augment(self, images: Tensor) -> Tensor:
-        """The images (n, c, h, w) to adapt on."""
-        return images
-
     def loss(self, logits: Logits, labels: Tensor | None = None) -> Tensor:
         """Cross-entropy to the pseudo-labels or, with loss="confusion", minimum class confusion."""
         if getattr(self.options, "loss", "labels") == "confusion":
             return confusion_loss(class_confusion(logits, temperature=TEMPERATURE))
         return pseudo_label_loss(logits, labels)
-
-    def merge(self, steps: Sequence[OrderStep]) -> Tensor:
-        """The mean of the weights (n,) after the steps that were made; the present ones if none was."""
-        if self.merge_by != "mean":
-            return parallel.merge(self, steps)
-        return merging.mean([step.weights for step in steps], torch.stack([step.made for step in steps]))
 
     def predicts_while_adapting(self) -> bool:
         """Whether an adapting forward is also the prediction with the weights before the update."""
