@@ -132,12 +132,15 @@ def choose_backend(u: Tensor, backend: str = "auto") -> str:
     return backend
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_interpreted() -> bool:
     """Triton kernels run in its interpreter, on a CPU."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
+
+
+# As `torch.compiler.assume_constant_result` does, which imports the compiler: more than a second of every process.
+is_interpreted._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _check_shapes(
