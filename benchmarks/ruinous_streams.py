@@ -38,8 +38,7 @@ from torch import Tensor
 import trust_tta as tt
 from trust_tta.atomic import replacing
 from trust_tta.data.sample import load_sample
-from trust_tta.live.alarms import Reference
-from trust_tta.live.calibration import calibrate
+from trust_tta.live.calibration import Reference, calibrate
 from trust_tta.live.session import Result
 from trust_tta.live.snapshots import read_state, write_state
 from trust_tta.methods.base import Method
@@ -296,7 +295,9 @@ def begin(name: str, setting: Setting) -> Start:
     file = setting.starts / f"{name}.safetensors" if setting.starts else None
     if file is not None and file.exists():
         state, about = read_state(file)
-        return Start(Reference.from_state(state), about["source"], about["fresh"])
+        known = Reference.from_state(state)
+        if known is not None:
+            return Start(known, about["source"], about["fresh"])
     reference = calibrate(make(name, setting), clean_batches(setting))
     start = Start(reference, serve(make(name, setting).evaluate, setting), serve(make(name, setting), setting))
     if file is not None:

@@ -22,18 +22,20 @@ State = dict[str, Any]
 
 
 def open_stream(**options: Any) -> Stream:
-    return Stream(make("tent", lr=1e-3), guard=Guard(check_every=64), **options)
+    return Stream(make("tent", lr=1e-3), guard=Guard(snapshot_every=64), **options)
 
 
 @cache
 def snapshot() -> State:
-    """Of a stream that has learned, probed and filled its reservoir."""
+    """Of a stream that has learned, and compared its predictions."""
     stream = open_stream()
     for images in clean(12, seed=2):
         stream(images)
+    stream(clean(1, size=7)[0])
     state = {"method": stream.method.state_dict(), **stream._session.state()}
-    assert all(state["watch"]["monitors"][name] for name in ("inputs", "latest", "served", "probes", "opinions"))
-    assert state["watch"]["reservoir"]["classes"]
+    comparison = state["watch"]["comparison"]
+    assert comparison["window"]
+    assert len(comparison["pending"])
     return state
 
 
@@ -58,7 +60,8 @@ def drop(*path: Any) -> Callable[[State], None]:
     return change
 
 
-WINDOWS = ("watch", "monitors")
+COMPARISON = ("watch", "comparison")
+ONES = torch.ones(15, dtype=torch.float64)
 HOSTILE = {
     "counter of another type": put("books", "batches", "x"),
     "counter that is a float": put("books", "images", 3.0),
@@ -66,7 +69,6 @@ HOSTILE = {
     "flag that is a number": put("books", "paused", 1),
     "negative counter": put("books", "updates", -1),
     "huge counter": put("books", "images", 10**30),
-    "counter not finite": put("books", "peak_distance", float("nan")),
     "unknown counter": put("books", "more", 1),
     "endless delay": put("books", "update_delay", 10**9),
     "endless delay, as earlier versions name it": put("books", "wait", 10**9),
@@ -78,41 +80,41 @@ HOSTILE = {
     "alarms are None": put("lasting", None),
     "alarms are missing": drop("lasting"),
     "unknown alarm": put("lasting", {"x": "skip"}),
-    "unknown action": put("lasting", {"drift": "explode"}),
-    "action is a list": put("lasting", {"drift": ["skip"]}),
+    "unknown action": put("lasting", {"broken_input": "explode"}),
+    "action is a list": put("lasting", {"broken_input": ["skip"]}),
     "monitor is missing": drop("watch"),
     "monitor is a list": put("watch", [1, 2]),
-    "part of the monitor is missing": drop("watch", "learns"),
+    "part of the monitor is missing": drop("watch", "spent"),
     "unknown part of the monitor": put("watch", "more", 1),
     "budget is a string": put("watch", "credit", "1"),
     "budget not finite": put("watch", "credit", float("inf")),
-    "endless probes": put("watch", "doubt", 10**9),
-    "distance is a tensor": put("watch", "distance", torch.zeros(2)),
-    "windows are None": put("watch", "monitors", None),
-    "unknown window": put(*WINDOWS, "more", []),
-    "window is a dict": put(*WINDOWS, "served", {}),
-    "window of numbers": put(*WINDOWS, "served", [1, 2]),
-    "window of an empty batch": put(*WINDOWS, "served", [[0, torch.ones(6, dtype=torch.float64)]]),
-    "window of other sums": put(*WINDOWS, "served", [[1, torch.zeros(6, dtype=torch.float64)]]),
-    "window of negative shares": put(*WINDOWS, "served", [[1, torch.tensor([2.0, -1.0], dtype=torch.float64)]]),
-    "window of integers": put(*WINDOWS, "inputs", [[1, torch.ones(2, 12, dtype=torch.int64)]]),
-    "window not finite": put(*WINDOWS, "inputs", [[1, torch.full((2, 12), torch.nan, dtype=torch.float64)]]),
-    "window of another dimension": put(*WINDOWS, "inputs", [[1, torch.ones(24, dtype=torch.float64)]]),
-    "window of several shapes": put(*WINDOWS, "inputs", [[1, torch.ones(2, n, dtype=torch.float64)] for n in (3, 4)]),
-    "endless window": put(*WINDOWS, "latest", [[1, torch.ones(2, 1, dtype=torch.float64)]] * 5000),
-    "probes of zeros": put(*WINDOWS, "probes", [[1, torch.zeros(14, dtype=torch.float64)]]),
-    "probes of an odd length": put(*WINDOWS, "probes", [[1, torch.ones(5, dtype=torch.float64)]]),
-    "comparisons that are too short": put(*WINDOWS, "opinions", [[1, torch.ones(3, dtype=torch.float64)]]),
-    "reservoir is None": put("watch", "reservoir", None),
-    "reservoir without images": put("watch", "reservoir", "images", None),
-    "reservoir of floats": put("watch", "reservoir", "images", torch.zeros(1, 3, 12, 12)),
-    "reservoir of other images": put(
-        "watch", "reservoir", {"images": torch.ones(1, 7, 12, 12, dtype=torch.half), "classes": [0]}
-    ),
-    "reservoir not finite": put(
-        "watch", "reservoir", {"images": torch.full((1, 3, 12, 12), torch.inf, dtype=torch.half), "classes": [0]}
-    ),
-    "reservoir with classes that are no integers": put("watch", "reservoir", "classes", ["a"]),
+    "negative cost": put("watch", "spent", -1.0),
+    "flag is a tensor": put("watch", "surprised", torch.zeros(2)),
+    "comparison is None": put(*COMPARISON, None),
+    "part of the comparison is missing": drop(*COMPARISON, "test"),
+    "unknown part of the comparison": put(*COMPARISON, "more", []),
+    "total not finite": put(*COMPARISON, "total", float("nan")),
+    "endless changes": put(*COMPARISON, "changes", [True] * 100),
+    "few classes is a number": put(*COMPARISON, "few_classes", 1),
+    "test is a list": put(*COMPARISON, "test", [1]),
+    "test of infinite wealth": put(*COMPARISON, "test", "wealth", [float("inf")] * 3),
+    "test of another number of stakes": put(*COMPARISON, "test", "wealth", [0.0]),
+    "e-value is a string": put(*COMPARISON, "test", "e_value", "9"),
+    "window is a dict": put(*COMPARISON, "window", {}),
+    "window of numbers": put(*COMPARISON, "window", [1, 2]),
+    "window of an empty batch": put(*COMPARISON, "window", [[0, ONES]]),
+    "window of zeros": put(*COMPARISON, "window", [[1, 0 * ONES]]),
+    "window of negative counts": put(*COMPARISON, "recent", [[1, -ONES]]),
+    "window of integers": put(*COMPARISON, "window", [[1, ONES.long()]]),
+    "window not finite": put(*COMPARISON, "window", [[1, ONES * torch.nan]]),
+    "window of another dimension": put(*COMPARISON, "window", [[1, ONES[None]]]),
+    "window of an even length": put(*COMPARISON, "window", [[1, ONES[:14]]]),
+    "window of several shapes": put(*COMPARISON, "window", [[1, ONES], [1, ONES[:13]]]),
+    "endless window": put(*COMPARISON, "window", [[1, ONES]] * 5000),
+    "endless pending predictions": put(*COMPARISON, "pending", torch.ones(32, 3, dtype=torch.float64)),
+    "pending predictions of negative classes": put(*COMPARISON, "pending", -torch.ones(1, 3, dtype=torch.float64)),
+    "pending predictions are a list": put(*COMPARISON, "pending", [[1, 2, 3]]),
+    "window of another number of features": put("watch", "served", [[1, torch.ones(3, dtype=torch.float64)]]),
 }
 
 
@@ -180,25 +182,27 @@ def test_a_hostile_snapshot_in_the_folder_is_refused_at_the_start(tmp_path: Path
 
 
 def test_snapshots_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    """Their counters had other names, and their monitors fewer parts."""
+    """Their counters had other names, and their monitor held windows of other statistics; the test begins anew."""
     state = copy.deepcopy(snapshot())
     counters = state["books"]
     for new, old in {
         "good_snapshot": "good",
         "candidate_snapshot": "candidate",
         "last_snapshot": "snapshot",
-        "peak_distance": "farthest",
         "update_interval": "slow",
         "update_delay": "wait",
     }.items():
         counters[old] = counters.pop(new)
-    counters |= {"attentive": 52, "slow": 4, "wait": 3}
-    del state["watch"]["differed"], state["watch"]["doubted"], state["watch"]["monitors"]["opinions"]
+    for name in ("leading_since", "led", "doubtful"):
+        del counters[name]
+    counters |= {"attentive": 52, "slow": 4, "wait": 3, "peak_distance": 0.5, "collapsed": True, "since_check": 7}
+    state["lasting"] = {"drift": "none", "class_shift": "skip"}
+    state["watch"] = {"monitors": {"inputs": []}, "reservoir": {"images": None, "classes": []}, "credit": 3.0}
     write_state(tmp_path / "old", state, about={})
     stream = open_stream()
     stream.load(tmp_path / "old")
     assert states_equal(stream.method.state_dict(), snapshot()["method"])
-    assert (stream.batches, stream._session.counters.update_interval) == (12, 4)
+    assert (stream.batches, stream._session.counters.update_interval) == (13, 4)
     assert [stream(images).adapted for images in clean(4, seed=6)] == [False, False, False, True]
 
 

@@ -9,16 +9,8 @@ import torch
 from torch import nn
 
 from tests.live.toys import clean, draw, make, states_equal, toy
-from trust_tta.live.monitors import (
-    Monitors,
-    Window,
-    effective_classes,
-    input_distance,
-    probability_rows,
-    total_variation,
-    weight_distance,
-)
-from trust_tta.live.source_reference import Canary, Reservoir, SourceReference, balanced
+from trust_tta.live.monitors import Window, effective_classes, input_distance, probability_rows, weight_distance
+from trust_tta.live.source_reference import SourceReference
 from trust_tta.ops.segmentation_logits import upsample
 
 
@@ -35,7 +27,6 @@ def test_a_window_holds_the_last_images() -> None:
             kept.append(entry)
         images = sum(n for n, _ in kept)
         assert window.images == images
-        assert window.full == (images >= 10)
         torch.testing.assert_close(torch.from_numpy(window.mean), sum(t for _, t in kept).double() / images)  # type: ignore[union-attr]
     twin = Window(10)
     twin.load(window.state())
@@ -66,11 +57,6 @@ def test_input_distance_is_the_symmetric_divergence_of_normal_channels() -> None
 def test_images_without_contrast_are_far_away_but_not_at_infinity() -> None:
     flat = torch.tensor([[1.0], [1.0]], dtype=torch.float64)
     assert 100 < input_distance(flat, torch.tensor([[0.0], [1.0]], dtype=torch.float64)) < 1e6
-
-
-def test_total_variation() -> None:
-    assert total_variation(torch.tensor([1.0, 0, 0]), torch.tensor([0, 0.5, 0.5])) == pytest.approx(1)
-    assert total_variation(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25])) == pytest.approx(0.25)
 
 
 def test_weight_distance_is_relative_to_the_source() -> None:
@@ -108,80 +94,50 @@ def test_input_statistics_without_batchnorm_are_of_the_images() -> None:
     torch.testing.assert_close(
         torch.from_numpy(source_reference.input_statistics(images)[0]).float(), images.mean((0, 2, 3))
     )
-    assert source_reference.training_statistics is None
+    assert source_reference.predict(images)[1] is None
 
 
 @pytest.mark.parametrize("statistics", ["batch", "stream", "source"])
-def test_source_reference_keeps_the_source_weights(statistics: str) -> None:
+def test_source_reference_keeps_the_source_weights_and_training_statistics(statistics: str) -> None:
     method = make("tent", lr=0.1, statistics=statistics)
     source_reference, images = SourceReference(method), draw(32, seed=4)[0]
     before = upsample(source_reference(images))
-    expected = make("tent", statistics="batch" if statistics == "stream" else statistics).evaluate(images)
-    assert torch.equal(before, expected)
+    torch.testing.assert_close(before, make("source")(images))
     state = method.state_dict()
     source_reference.input_statistics(images)
     assert states_equal(method.state_dict(), state)
     for batch in clean(3):
         method(batch)
     assert torch.equal(upsample(source_reference(images)), before)
-    assert not torch.equal(upsample(source_reference.predict_adapted(images)), before)
 
 
-@pytest.mark.parametrize("statistics", ["batch", "stream", "source"])
-def test_source_reference_differs_from_the_method_only_by_learned_weights(statistics: str) -> None:
-    """With a learning rate of zero the statistics move and the weights do not."""
-    method = make("tent", lr=0.0, statistics=statistics)
-    source_reference, images = SourceReference(method), 2 * draw(32, seed=4)[0] + 1
-    for batch in clean(3):
-        method(2 * batch + 1)
-    learned, source = source_reference.compare(images, method.evaluate(images))
-    torch.testing.assert_close(learned, source)
-    torch.testing.assert_close(learned, probability_rows(method.evaluate(images)))
+class Deep(nn.Module):
+    """Four convolutions with BatchNorm, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for i in range(4):
+            layers += [nn.Conv2d(8 if i else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(8, 6)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.body(images).mean((2, 3)))
+        return logits
 
 
-def test_agreement_counts_the_images_of_which_the_source_is_sure() -> None:
-    source = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8]])
-    served = torch.tensor([[0.6, 0.4], [0.9, 0.1], [0.3, 0.7]])
-    monitors = Monitors()
-    monitors.add_predictions(served.numpy())
-    monitors.add_probe(served, source)
-    reading = monitors.read(3, weight_distance=0.0, skipped=0)
-    assert reading.agreement == pytest.approx((0.9 + 0.8) / (0.9 + 0.6 + 0.8))
-    assert reading.probed == 3
-    assert reading.confidence == pytest.approx((0.6 + 0.9 + 0.7) / 3)
-    assert reading.source_classes == pytest.approx(effective_classes(source.mean(0)), rel=1e-5)
+def test_depth_ratio_is_that_of_distances_at_the_last_and_a_middle_norm() -> None:
+    from trust_tta.methods.registry import create_method
 
-
-def test_balanced_canary_covers_all_classes() -> None:
-    predicted = torch.tensor([0] * 20 + [1] * 3 + [2] * 9)
-    images = torch.arange(32)
-    chosen = balanced(images, torch.nn.functional.one_hot(predicted, 4).float(), count=9)
-    assert predicted[chosen].bincount().tolist() == [3, 3, 3]
-
-
-def test_canary_scores() -> None:
-    source_reference = SourceReference(make("tent"))
-    images, labels = draw(40, seed=8)
-    trusted = Canary.trusted(images, source_reference)
-    assert trusted.score(source_reference(images)) == 1
-    labeled = Canary.labeled(images, labels, source_reference)
-    assert labeled.expected == pytest.approx(
-        float((upsample(source_reference(images)).argmax(1) == labels).float().mean())
-    )
-
-
-def test_the_reservoir_takes_sure_images_of_many_classes() -> None:
-    source_reference, reservoir = SourceReference(make("tent")), Reservoir()
-    for seed in range(6):
-        images = draw(32, seed=seed, noise=1.5)[0]
-        reservoir.offer(images, probability_rows(source_reference(images)))
-    canary = reservoir.canary(source_reference, classes=6)
-    assert canary is not None
-    assert 16 <= len(canary.images) <= 32
-    assert int(canary.labels.bincount().max()) <= 8
-    assert float(canary.weights.mean()) > 0.8
-    twin = Reservoir()
-    twin.load(reservoir.state(), images)
-    again = twin.canary(source_reference, classes=6)
-    assert again is not None
-    assert torch.equal(again.images, canary.images)
+    torch.manual_seed(0)
+    network = Deep().eval()
+    source_reference, images = SourceReference(create_method("tent", network)), draw(12, seed=4)[0]
+    logits, moments = source_reference.predict(images)
+    torch.testing.assert_close(upsample(logits), network(images).detach())
+    assert moments is not None
+    distances = []
+    for number in (10, 7):  # the last norm, and the third of four
+        values = network.body[:number](images).detach()
+        found = torch.stack([values.mean((0, 2, 3)), values.square().mean((0, 2, 3))])
+        distances.append(input_distance(found, torch.stack([torch.zeros(8), torch.ones(8)])))
+    assert source_reference.depth_ratio(moments) == pytest.approx(distances[0] / distances[1], rel=1e-4)

@@ -21,6 +21,7 @@ from tests.serve.services import make_network, pixels
 from trust_tta.errors import StateError
 from trust_tta.live.guard import Guard
 from trust_tta.live.snapshots import Folder
+from trust_tta.live.stream import Stream
 from trust_tta.methods.registry import create_method
 from trust_tta.methods.tent import Tent
 from trust_tta.ops.segmentation_logits import Logits
@@ -103,8 +104,8 @@ def test_batches_of_one_stream_run_in_order(tmp_path: Path, threads: SetThreads)
                 answers[name].append(run.submit(name, sent[name][step], adapt=True))
         found = {name: [logits(answer) for answer in answers[name]] for name in names}
     for name in names:
-        alone = make("tent", lr=1e-3, statistics="stream")
-        assert states_equal(found[name], [alone(images) for images in sent[name]])
+        alone = Stream(make("tent", lr=1e-3, statistics="stream"))
+        assert states_equal(found[name], [alone(images).logits for images in sent[name]])
 
 
 def test_streams_moved_to_disk_continue_where_they_were(tmp_path: Path, threads: SetThreads) -> None:
@@ -121,8 +122,8 @@ def test_streams_moved_to_disk_continue_where_they_were(tmp_path: Path, threads:
         found = {name: [logits(answer) for answer in answers[name]] for name in names}
         assert len(run.streams.loaded) == 2
     for name in names:
-        alone = make("tent", lr=1e-3, statistics="stream")
-        assert states_equal(found[name], [alone(images) for images in sent[name]])
+        alone = Stream(make("tent", lr=1e-3, statistics="stream"))
+        assert states_equal(found[name], [alone(images).logits for images in sent[name]])
 
 
 def test_drain_answers_everything_and_closes_streams(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_pixels_and_network_input_share_a_batch(tmp_path: Path) -> None:
     answers = [run.submit("a", part, adapt=True) for part in parts]
     only_pixels = [run.submit("b", raw[start : start + 5], adapt=True) for start in (0, 5)]
     run.start()
-    expected = make_network(tmp_path, "bn").method(network.preprocessing(raw))
+    expected = Stream(make_network(tmp_path, "bn").method)(network.preprocessing(raw)).logits
     assert torch.equal(torch.cat([logits(answer) for answer in answers]), expected)
     assert torch.equal(torch.cat([logits(answer) for answer in only_pixels]), expected)
     assert [len(batch.images) for batch in batches] == [10, 10]

@@ -16,6 +16,7 @@ from tests.live.toys import states_equal
 from tests.serve.services import MODEL, PRIVATE, make_network, picture, pixels, running, serving
 from trust_tta.errors import ConfigError, StateError
 from trust_tta.live.snapshots import Folder
+from trust_tta.live.stream import Stream
 from trust_tta.serve.service import Service
 from trust_tta.serve.settings import Settings
 
@@ -57,16 +58,16 @@ def test_image_file_is_predicted(served: tuple[httpx.Client, Service], kind: str
 
 
 def test_each_stream_adapts_its_own_weights(served: tuple[httpx.Client, Service], tmp_path: Path) -> None:
-    """Interleaved, two streams give what two methods of their own give."""
+    """Interleaved, two streams give what two streams of their own give."""
     client, _ = served
-    alone = {name: make_network(tmp_path).method for name in ("left", "right")}
+    alone = {name: Stream(make_network(tmp_path).method) for name in ("left", "right")}
     preprocess = make_network(tmp_path).preprocessing
     for step in range(3):
-        for i, (name, method) in enumerate(alone.items()):
+        for i, (name, stream) in enumerate(alone.items()):
             seed = 10 * step + i
-            expected = method(preprocess(pixels(4, seed=seed)))
+            expected = stream(preprocess(pixels(4, seed=seed))).logits
             torch.testing.assert_close(infer(client, name, seed=seed), expected, rtol=1e-4, atol=1e-5)
-    assert not states_equal(alone["left"].state_dict(), alone["right"].state_dict())
+    assert not states_equal(alone["left"].method.state_dict(), alone["right"].method.state_dict())
 
 
 def test_stream_continues_from_a_downloaded_state(served: tuple[httpx.Client, Service]) -> None:
@@ -91,10 +92,10 @@ def test_stream_continues_from_a_downloaded_state(served: tuple[httpx.Client, Se
 
 def test_evicted_stream_is_restored_exactly(served: tuple[httpx.Client, Service], tmp_path: Path) -> None:
     client, service = served
-    method = make_network(tmp_path).method
+    alone = Stream(make_network(tmp_path).method)
     preprocess = make_network(tmp_path).preprocessing
     for step in range(4):
-        expected = method(preprocess(pixels(4, seed=100 + step)))
+        expected = alone(preprocess(pixels(4, seed=100 + step))).logits
         torch.testing.assert_close(infer(client, "guest", seed=100 + step), expected, rtol=1e-4, atol=1e-5)
         for other in ("x", "y"):
             infer(client, other)

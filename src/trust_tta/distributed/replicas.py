@@ -21,7 +21,7 @@ from trust_tta.methods.tide.constants import TIDE
 
 SIGNATURE_IMAGES = 256  # from which the signature is computed, at most
 QUICK_CHECK_IMAGES = 8  # the last ones, on which a merge is judged first
-CHECK_IMAGES = 64  # on which it is judged if predictions changed there; the canary is checked once per as many
+CHECK_IMAGES = 64  # on which it is judged if predictions changed there
 UNKNOWN = -1  # a base unknown to any merger
 
 
@@ -40,7 +40,7 @@ class Replica:
         self._inputs = Window(SIGNATURE_IMAGES)
         self._recent: Tensor | None = None  # the last images, with what was served for them
         self._served: Tensor | None = None
-        self._updates = self._unjudged = 0  # images learned from since the last check of the canary
+        self._updates = 0
 
     def __call__(self, images: Any) -> Result:
         """Predict a batch, as the stream does."""
@@ -49,7 +49,6 @@ class Replica:
         self._notice_return()
         if result.adapted:
             self.images += len(batch)
-            self._unjudged += len(batch)
         if bool(batch.isfinite().all()):
             self._inputs.add(len(batch), self._source.input_statistics(batch) * len(batch))
             self._remember(batch, result.logits)
@@ -72,14 +71,11 @@ class Replica:
         since = self.images - sent.images
         weights = merge.state.weights + (now.weights - sent.state.weights)
         taken = replace(merge.state, weights=weights, remembered=merge.state.remembered + max(0, since))
-        canary = self._unjudged >= CHECK_IMAGES
         event = self.stream.adopt(
             lambda method: load_into(method, taken),
             self._recent,
             served=self._served[-QUICK_CHECK_IMAGES:],
-            canary=canary,
         )
-        self._unjudged = 0 if canary else self._unjudged
         if event.action == "take":
             self.base, self.images = merge.number, max(0, since)
         return event

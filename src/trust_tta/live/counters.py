@@ -1,4 +1,4 @@
-"""Counters of a stream: everything a restart needs besides the method's state and the monitor's windows."""
+"""Counters of a stream: everything a restart needs besides the method's state and the guard's comparison."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from trust_tta.errors import StateError
 from trust_tta.schema import show
 
-MAX_UPDATE_INTERVAL = 64  # batches per update, after repeated collapses
+MAX_UPDATE_INTERVAL = 64  # batches per update, after repeated alarms
 MAX_COUNT = 2**53
 
 # Names in snapshots of earlier versions; None: no longer needed.
@@ -17,10 +17,9 @@ _OLD_NAMES: Mapping[str, str | None] = {
     "good": "good_snapshot",
     "candidate": "candidate_snapshot",
     "snapshot": "last_snapshot",
-    "farthest": "peak_distance",
     "slow": "update_interval",
     "wait": "update_delay",
-    "attentive": None,
+    **dict.fromkeys(("attentive", "farthest", "peak_distance", "since_check", "collapsed", "returned")),
 }
 
 
@@ -33,15 +32,14 @@ class StreamCounters:
     events: int = 0
     updates: int = 0  # since the state was last restored
     at_source: bool = True  # nothing has been learned, or all of it was undone
-    since_check: int = 0  # images
     since_snapshot: int = 0  # images
     good_snapshot: int = 0  # number of the last good snapshot
     candidate_snapshot: int = 0  # number of the one that becomes good if nothing happens; 0: none
     last_snapshot: int = 0  # number of the last one written
     paused: bool = False
-    collapsed: bool = False  # ever
-    returned: bool = False  # from a drift, or from few classes, to a calibrated reference, ever
-    peak_distance: float = 0.0  # largest input distance in the current drift
+    leading_since: int = 0  # batch since which the source has had more weight; 0: it has not
+    led: int = 0  # images that it has predicted alone since
+    doubtful: int = 0  # compared batches in doubt, in a row
     update_interval: int = 1  # update on every n-th batch
     update_delay: int = 0  # batches until the next update
 

@@ -1,26 +1,25 @@
-"""The guard's policy: which action follows which alarm; and the record of each decision."""
+"""Options of the guard, and the record of each decision."""
 
 from __future__ import annotations
 
 import json
 import warnings
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from trust_tta.errors import TrustWarning
 from trust_tta.schema import Count, Fraction, Schema
 
-Action: TypeAlias = Literal["none", "skip", "slow", "rollback", "source", "pause"]
+Action: TypeAlias = Literal["none", "skip", "rollback", "source", "pause"]
 EventKind: TypeAlias = Literal[
-    "drift",
-    "drift_over",
-    "class_shift",
-    "class_shift_over",
+    "alarm",
+    "change",
+    "source_leads",
+    "source_leads_over",
     "few_classes",
     "few_classes_over",
-    "collapse",
     "broken_input",
     "single_image",
     "start",
@@ -29,47 +28,44 @@ EventKind: TypeAlias = Literal[
     "merge",
 ]
 
-REMOVED_OPTIONS = (
-    "canary_tolerance",
-    "drift_tolerance",
-    "reservoir_tolerance",
-    "agreement",
-    "weight_distance",
-    "slowest",
-    "keep",
+# Options of earlier versions, and what to do instead.
+REMOVED_OPTIONS = {
+    "on_collapse": "on_alarm replaces it",
+    "check_every": "every batch is checked within the budget",
+} | dict.fromkeys(
+    (
+        *("on_drift", "on_return", "on_class_shift", "on_few_classes", "on_broken_input"),
+        *("canary_tolerance", "drift_tolerance", "reservoir_tolerance", "agreement", "weight_distance"),
+        *("slowest", "keep"),
+    ),
+    "alpha replaces it",
 )
 
 
 class Guard(Schema):
-    """Maps alarms to actions.
+    """Compares the adapted network with the source, mixes their predictions, and undoes harmful adaptation.
 
-    Actions: "none", only report; "skip", no update while the alarm lasts, and for an alarm that is raised late, as a
-    class shift is, the updates until then are undone; "slow", half as many updates; "rollback", to the last good
-    snapshot, and half as many updates; "source", to the source network; "pause", no update until `resume`. A second
-    collapse before a new snapshot has proved good always leads to the source.
+    `alpha`: on a stream where adaptation does no harm, an alarm is ever raised with at most this probability.
+    `on_alarm`: "rollback", to the last good snapshot, and for a second alarm before another one has proved good, to the
+    source; "source"; "pause", no update until `resume`; "none", only report.
     """
 
-    on_drift: Action = Field(default="none", description="the images changed: what adaptation is for")
-    on_return: Action = Field(default="source", description="a drift is over: what was learned on it is not needed")
-    on_class_shift: Action = Field(default="skip", description="only the classes changed: there is nothing to adapt to")
-    on_few_classes: Action = Field(default="source", description="only a few classes come: their statistics mislead")
-    on_collapse: Action = Field(default="rollback", description="what was learned is wrong")
-    on_broken_input: Action = Field(default="skip", description="most images are blank, equal or not finite")
-
-    budget: Fraction = Field(default=0.02, description="share of the method's forward passes spent on monitoring it")
-    check_every: Count = Field(default=1024, description="images between two checks of the canary")
+    alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.01, description="probability of ever raising an alarm where adaptation does no harm"
+    )
+    budget: Fraction = Field(default=0.1, description="share of the method's forward passes spent on comparing it")
     snapshot_every: Count = Field(default=1024, description="images between two snapshots")
+    on_alarm: Literal["rollback", "source", "pause", "none"] = Field(
+        default="rollback", description="the test is certain that adaptation harms"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _drop_removed_options(cls, values: Any) -> Any:
         removed = [name for name in REMOVED_OPTIONS if name in values]
         if removed:
-            warnings.warn(
-                f"Guard has no option {', '.join(removed)} any more, which is ignored; omit it",
-                TrustWarning,
-                stacklevel=5,
-            )
+            reasons = "; ".join(f"{name} ({REMOVED_OPTIONS[name]})" for name in removed)
+            warnings.warn(f"removed options of Guard are ignored: {reasons}", TrustWarning, stacklevel=5)
         return {name: value for name, value in values.items() if name not in removed}
 
 

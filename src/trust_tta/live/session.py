@@ -13,21 +13,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trust_tta.errors import ConfigError, DataError, StateError
-from trust_tta.live.alarms import Kind, Reference
+from trust_tta.live.calibration import Reference
+from trust_tta.live.comparison import MIN_WEIGHT
 from trust_tta.live.counters import StreamCounters
 from trust_tta.live.guard import Action, Event, EventKind, Guard
-from trust_tta.live.health import MIN_AGREEMENT, Check, HealthMonitor
 from trust_tta.live.inputs import ImageStats, blank, examine, mostly_repeated, usable
-from trust_tta.live.monitors import CLASS_WINDOW, Reading, Values, probability_rows
+from trust_tta.live.monitor import Monitor
+from trust_tta.live.monitors import Reading, effective_classes, probability_rows
 from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
 from trust_tta.methods.base import Method
 from trust_tta.methods.validation import all_finite
+from trust_tta.ops.segmentation_logits import Logits, upsample
 from trust_tta.schema import show
 
-FREE_UPDATES = 16  # after which checks are paid for from the budget
-MIN_DRIFT_RATIO = 2.0  # times the limit: a short drift must have gone this far for its end to count
+MIN_AGREEMENT = 0.6  # of predictions before and after a merge
+MIN_SPREAD = 0.5  # effective classes predicted after a merge over those before it
+
 KEPT_SNAPSHOTS = 4  # besides the last good one
-LASTING_ALARMS = ("drift", "class_shift", "few_classes", "broken_input", "single_image")
+LASTING_ALARMS = ("broken_input", "single_image")
+OLD_ALARMS = ("drift", "class_shift", "few_classes")  # in snapshots of earlier versions
+SHORT_DOUBT = 8  # batches in doubt after which every other update is skipped, which pays for the source's predictions
+MAX_LED_WEIGHT = 0.25  # of the adapted network, below which the source leads; without evidence it is 0.38
+SLOWEST = 4  # batches per update while the source predicts alone
+RESTART_IMAGES = 512  # that the source predicts alone before adaptation begins anew from it
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,19 +61,17 @@ class Session:
         store: Snapshots,
         *,
         reference: Reference | None,
-        canary: Any,
         on_event: Callable[[Event], None] | None,
     ) -> None:
         self.method, self.store = method, store
         self.policy = guard or Guard()
-        self.monitor = HealthMonitor(method, guard, reference=reference, canary=canary) if guard else None
+        self.monitor = Monitor(method, guard, reference=reference) if guard else None
         self.counters = StreamCounters()
         self.reading: Reading | None = None
         self.saved = True  # whether the last snapshot was written
         self._alarms: dict[str, Action] = {}  # current alarms, and the action on each
         self._events: list[Event] = []  # of this call
         self._on_event = on_event
-        self._no_images = next(method.model.parameters()).new_zeros(0)  # for checks on the canary alone
 
     # One batch
 
@@ -80,14 +86,14 @@ class Session:
             counters.batches += 1
             counters.images += n
             counters.since_snapshot += n  # before anything is saved: a restart from there has seen them
-        stats, inputs = self.monitor.source.inspect(images) if self.monitor else (examine(images), None)
+        stats = examine(images)
         good, monitored = self._check_images(stats)
         if good.all():
-            logits, adapted = self._step(images, inputs, adapt=adapt, monitored=monitored)
+            logits, adapted = self._step(images, stats, adapt=adapt, monitored=monitored)
         else:
-            logits, adapted, images = self._step_on_good(images, stats, good, adapt=adapt, monitored=monitored)
+            logits, adapted = self._step_on_good(images, stats, good, adapt=adapt, monitored=monitored)
         if adapt and counters.since_snapshot >= self.policy.snapshot_every:
-            self._save_if_healthy(images)
+            self._save_candidate()
         return Result(logits, adapted, tuple(self._events), self.reading)
 
     def _check_images(self, stats: ImageStats) -> tuple[NDArray[np.bool_], bool]:
@@ -101,67 +107,72 @@ class Session:
         if not bad and self.monitor and mostly_repeated(stats):
             reason, broken, bad = "most images are the same", True, n
         if reason:
-            self._begin_broken_input(self.policy.on_broken_input if broken else "none", reason, bad)
+            self._begin_broken_input("skip" if broken else "none", reason, bad)
         else:
             self._alarms.pop("broken_input", None)
         return good, not broken
 
     def _step_on_good(
         self, images: Tensor, stats: ImageStats, good: NDArray[np.bool_], *, adapt: bool, monitored: bool
-    ) -> tuple[Tensor, bool, Tensor]:
-        """Logits of all images, whether the method adapted on the good ones, and these; rows not finite are NaN."""
+    ) -> tuple[Tensor, bool]:
+        """Logits of all images, and whether the method adapted on the good ones; rows not finite are NaN."""
         mask = torch.from_numpy(good).to(images.device)
         chosen, adapted = images[mask], False
         if len(chosen):
-            inputs = self.monitor.source.input_statistics(chosen) if self.monitor else None
-            part, adapted = self._step(chosen, inputs, adapt=adapt, monitored=monitored)
+            part, adapted = self._step(chosen, stats[:, good], adapt=adapt, monitored=monitored)
         else:
-            part = self.predict(images.new_zeros(1, *images.shape[1:]))[:0]
+            part = self.evaluate(images.new_zeros(1, *images.shape[1:]))[:0]
         logits = part.new_full((len(good), *part.shape[1:]), float("nan"))
         logits[mask] = part
         is_blank = torch.from_numpy(usable(stats) & ~good).to(images.device)
         if is_blank.any():
             logits[is_blank] = self._predict_alone(images[is_blank]).to(logits)
-        return logits, adapted, chosen
+        return logits, adapted
 
-    def _step(self, images: Tensor, inputs: Values | None, *, adapt: bool, monitored: bool) -> tuple[Tensor, bool]:
-        """Predict good images, and adapt on them if nothing forbids it. `inputs`: their channel statistics (2, c)."""
+    def _step(self, images: Tensor, stats: ImageStats, *, adapt: bool, monitored: bool) -> tuple[Tensor, bool]:
+        """Predict good images, and adapt on them if nothing forbids it; `monitored`: they count as evidence."""
         monitor, counters = self.monitor, self.counters
         if self._lacks_statistics(images):
             return self._predict_single_image(images), False
-        if monitor is None or inputs is None:
-            return self._adapt(images) if adapt and not counters.paused else (self.predict(images), False)
-        drifting = "drift" in self._alarms
-        returned = monitored and monitor.add_inputs(images, inputs, drifting=drifting)
-        # A state that is about to be dropped learns nothing more.
-        leaving = returned and self._return_action(monitor) in ("source", "rollback")
-        if adapt and not leaving and self._may_update(drifting=drifting and not returned):
-            return self._update(monitor, images)
-        logits = self.predict(images)
-        if adapt and not counters.paused:  # the skipped update pays for a probe
-            monitor.budget = max(monitor.budget, monitor.source.passes * len(images))
-        if monitored and self._observe(monitor, images, logits, passes=1):
-            logits = self.predict(images)
-        return logits, False
+        if monitor is None:
+            return self._adapt(images) if adapt and not counters.paused else (self.evaluate(images), False)
+        before = self._count_passes()
+        logits, adapted = self._adapt(images) if adapt and self._may_update(monitor) else (self.evaluate(images), False)
+        if adapted:
+            counters.updates, counters.at_source = counters.updates + 1, False
+        source: Logits | None = None
+        if not bool(all_finite(logits)):
+            self._on_not_finite()
+            return self._predict_alone(images), False
+        due = monitor.add(stats, logits, passes=max(1, self._count_passes() - before))
+        if monitored and due:
+            few = monitor.comparison.few_classes
+            source, changed = monitor.compare(images, logits)
+            if self._act_on_comparison(monitor, changed=changed, few=few):
+                logits, adapted = self.evaluate(images), False
+            self._follow_lead(monitor, len(images))
+        self.reading = monitor.read(self.method, counters.images, leading_since=counters.leading_since)
+        return self._mix(monitor, images, logits, source), adapted
 
-    def _update(self, monitor: HealthMonitor, images: Tensor) -> tuple[Tensor, bool]:
-        """Adapt on a batch and check the result; if it was undone, predict by the state restored."""
-        counters, probation = self.counters, self.counters.update_interval > 1
-        counters.updates, counters.at_source = counters.updates + 1, False
-        # The first updates show whether the learning rate is ruinous; after a collapse every update is checked.
-        early = counters.updates & (counters.updates - 1) == 0
-        due = early or probation or counters.since_check >= self.policy.check_every
-        before = self.method.state_dict() if probation else None
-        passes = self._count_passes()
-        logits, adapted = self._adapt(images)
-        passes = max(1, self._count_passes() - passes)
-        check = monitor.check(self.method, images, strict=probation, drifting="drift" in self._alarms) if due else None
-        if check and counters.updates > FREE_UPDATES:
-            monitor.budget -= check.images
-        counters.since_check = 0 if due else counters.since_check + len(images)
-        if self._observe(monitor, images, logits, passes=passes, check=check, before=before):
-            return self.predict(images), False
-        return logits, adapted
+    def _mix(self, monitor: Monitor, images: Tensor, logits: Tensor, source: Logits | None) -> Tensor:
+        """What is served: the adapted network's logits, the source's, or the logarithm of a mixture of both."""
+        comparison = monitor.comparison
+        weight = comparison.weight
+        if not comparison.in_doubt:
+            return logits
+        if logits.dim() > 2 and weight >= MAX_LED_WEIGHT:  # maps are large, and not mixed
+            return logits
+        if source is None:
+            source = monitor.source(images)
+            monitor.spent += len(images)
+        theirs = upsample(source).to(logits)
+        if weight < MIN_WEIGHT or logits.dim() > 2:
+            return self._as_output(theirs)
+        ours = logits.clamp_min(1e-9).log() if self.method.probabilities else logits
+        # Methods change the scale of logits, and the surer network would prevail.
+        scale = _margin(theirs) / _margin(ours).clamp_min(1e-6)
+        mixture = weight * (scale * ours).softmax(1) + (1 - weight) * theirs.softmax(1)
+        return mixture if self.method.probabilities else mixture.clamp_min(1e-30).log()
 
     def _adapt(self, images: Tensor) -> tuple[Tensor, bool]:
         """The method's prediction, and whether it adapted: not if that gave values that are not finite."""
@@ -170,14 +181,13 @@ class Session:
         except DataError:
             return self.evaluate(images), False
 
-    def _may_update(self, *, drifting: bool) -> bool:
-        held = "skip" in self._alarms.values() or self._alarms.get("few_classes") == "source"
-        if self.counters.paused or held:
+    def _may_update(self, monitor: Monitor) -> bool:
+        """Whether to adapt on this batch: less often in lasting doubt, and while the source predicts alone."""
+        counters, comparison = self.counters, monitor.comparison
+        if counters.paused or comparison.few_classes or "skip" in self._alarms.values():
             return False
-        only_drifts = self.counters.collapsed or self.counters.returned
-        if only_drifts and not drifting and self.monitor and self.monitor.monitors.knows_inputs:
-            return False  # without a drift there is nothing to adapt to: stay at the source
-        return self.counters.take_turn()
+        slow = SLOWEST if counters.led else 2 if counters.doubtful > SHORT_DOUBT else 1
+        return counters.batches % slow == 0 and counters.take_turn()
 
     def _count_passes(self) -> int:
         """Forward passes of the method so far; a backward pass counts as two."""
@@ -189,18 +199,11 @@ class Session:
         """Predict by the state as it is: logits or probabilities, as the method does."""
         return self._as_output(self.method.evaluate(images))
 
-    def predict(self, images: Tensor) -> Tensor:
-        """Logits of the method; while images are of few classes, of the source with its training statistics."""
-        few = self._alarms.get("few_classes") == "source"
-        trained = self.monitor.source.trained if self.monitor and few else None
-        if trained is None or self.method.options.statistics != "batch":  # those of a stream are the source's by then
-            return self.evaluate(images)
-        return self._as_output(trained(images))
-
     def _predict_alone(self, images: Tensor) -> Tensor:
         """By the source with the statistics of its training, where it has any, for images unlike the rest."""
-        trained = self.monitor.source.trained if self.monitor else None
-        return self.evaluate(images) if trained is None else self._as_output(trained(images))
+        if self.monitor is None or not self.monitor.source.own_statistics:
+            return self.evaluate(images)
+        return self._as_output(upsample(self.monitor.source(images)))
 
     def _lacks_statistics(self, images: Tensor) -> bool:
         """Whether this is a single image for a method that normalizes with the statistics of the batch."""
@@ -209,7 +212,7 @@ class Session:
 
     def _predict_single_image(self, images: Tensor) -> Tensor:
         """By the source with the statistics of its training, with an event the first time; refused without these."""
-        if self.monitor is None or self.monitor.source.trained is None:
+        if self.monitor is None or not self.monitor.source.own_statistics:
             raise ConfigError(
                 f"'{self.method.name}' normalizes with the statistics of the batch, and this batch is a single image; "
                 'create the method with statistics="stream", or give batches of 8 or more'
@@ -224,115 +227,66 @@ class Session:
     def _as_output(self, logits: Tensor) -> Tensor:
         return logits.softmax(1) if self.method.probabilities else logits
 
-    # From observations to actions
+    # From evidence to actions
 
-    def _observe(
-        self,
-        monitor: HealthMonitor,
-        images: Tensor,
-        logits: Tensor,
-        *,
-        passes: int,
-        check: Check | None = None,
-        before: dict[str, Any] | None = None,
-    ) -> bool:
-        """Give the served predictions to the monitor and act on its alarms; True if the state was changed.
-
-        `before`: the state before the update, while each one is checked.
-        """
-        if not monitor.add_predictions(images, logits, passes=passes):
-            if self.counters.at_source:
-                return self._begin("broken_input", self.policy.on_broken_input, "predictions are not finite", {})
-            return self._collapse("the predictions are not finite", {}, before)
-        drifting, few = "drift" in self._alarms, "few_classes" in self._alarms
-        self.reading, alarms = monitor.read(self.method, self.counters.images, drifting=drifting, few=few)
-        if not alarms and not self._alarms and check is None:
-            return False  # the usual case
-        evidence = self.reading.as_dict() | (check.evidence() if check else {})
-        if monitor.monitors.returned:
-            return self._end_drift(monitor, evidence)
-        if "few_classes" in alarms or few:
-            changed = self._follow_few_classes(monitor, alarms, evidence)
-            if self.policy.on_few_classes == "source":  # nothing is learned, so that nothing else can be wrong
-                return changed
-        if check and not check.passed:
-            return self._collapse("the canary is predicted otherwise", evidence, before)
-        if "collapse" in alarms:
-            return self._collapse(alarms["collapse"], evidence, None)
-        shifted = self._follow_class_shift(alarms, evidence)
-        return self._follow_drift(monitor, alarms, evidence) or shifted
-
-    def _collapse(self, reason: str, evidence: dict[str, Any], before: dict[str, Any] | None) -> bool:
-        """Undo; the second time before a snapshot has proved good, go back to the source. Update less often."""
-        if self.counters.at_source:
-            return False  # there is nothing to undo
-        self.counters.collapsed = True
-        action: Action = self.policy.on_collapse
-        if before is not None and action in ("rollback", "source"):
-            self.method.load_state_dict(before)
-            self._event("collapse", "skip", reason, evidence)
-            self.counters.halve_update_rate()
+    def _act_on_comparison(self, monitor: Monitor, *, changed: bool, few: bool) -> bool:
+        """Act on the alarm, and report what changed; True if the method's state was restored."""
+        comparison, counters = monitor.comparison, self.counters
+        evidence = {"evidence": comparison.evidence, "weight": comparison.weight, "e_value": comparison.test.e_value}
+        if changed:
+            self._event("change", "none", "the source's predictions are unlike those before", evidence)
+        if comparison.few_classes and not few:
+            self._act("few_classes", "source", "the images are of few classes, which their statistics hide", evidence)
+            comparison.few_classes = True
             return True
-        if action == "rollback" and self.counters.update_interval > 1:
-            action = "source"
-        return self._act("collapse", action, reason, evidence)
-
-    def _follow_few_classes(self, monitor: HealthMonitor, alarms: Mapping[Kind, str], evidence: dict[str, Any]) -> bool:
-        if "few_classes" in alarms:
-            return self._begin("few_classes", self.policy.on_few_classes, alarms["few_classes"], evidence)
-        if "few_classes" in self._alarms and evidence.get("trained_classes") is not None:
-            at_source = self._alarms.pop("few_classes") == "source"
-            self.counters.returned = self.counters.returned or (at_source and monitor.limits.every is not None)
-            monitor.forget_predictions()  # of the few classes
+        if few and not comparison.few_classes:
+            monitor.start_over()
             self._event("few_classes_over", "none", "the images are of many classes again", evidence)
-        return False
+            return False
+        if comparison.test.e_value < 1 / self.policy.alpha:
+            return False
+        if counters.at_source:
+            monitor.start_over()  # there is nothing to undo
+            return False
+        action: Action = self.policy.on_alarm
+        if action == "rollback" and counters.update_interval > 1:
+            action = "source"  # the last good snapshot was not good enough
+        return self._alarm(action, "the adapted network predicts fewer classes than the source", evidence)
 
-    def _follow_class_shift(self, alarms: Mapping[Kind, str], evidence: dict[str, Any]) -> bool:
-        if "class_shift" in alarms:
-            return self._begin_class_shift(alarms["class_shift"], evidence)
-        # Without a full window of the source's predictions nothing is known, so nothing ends.
-        if "class_shift" in self._alarms and (evidence.get("source_shift") is not None or "drift" in alarms):
-            del self._alarms["class_shift"]
-            self._event("class_shift_over", "none", "the classes are those of the reference again", evidence)
-        return False
+    def _alarm(self, action: Action, reason: str, evidence: dict[str, Any]) -> bool:
+        restored = self._act("alarm", action, reason, evidence)
+        self.counters.halve_update_rate()
+        if not restored and self.monitor is not None:
+            self.monitor.start_over()
+        return restored
 
-    def _begin_class_shift(self, reason: str, evidence: dict[str, Any]) -> bool:
-        """If updates are to be skipped, also undo those made before the shift showed."""
-        action, undone = self.policy.on_class_shift, self.counters.updates
-        if "class_shift" in self._alarms or action != "skip" or not undone:
-            return self._begin("class_shift", action, reason, evidence)
-        self.save(within_batch=True)
-        restored = self.restore_good()
-        self._begin("class_shift", action, reason, {**evidence, "undone": undone})
-        self.save(good=restored == "source")
-        return True
+    def _on_not_finite(self) -> None:
+        """Act on predictions that are not finite, although the images are."""
+        if self.counters.at_source:
+            self._begin("broken_input", "skip", "predictions are not finite", {})
+        else:
+            self._alarm("source", "the predictions are not finite", {})
 
-    def _follow_drift(self, monitor: HealthMonitor, alarms: Mapping[Kind, str], evidence: dict[str, Any]) -> bool:
-        """A drift lasts until the images are closer to the reference than to the drift: see `_end_drift`."""
-        distance = evidence.get("input_distance") or 0.0
-        if "drift" in self._alarms:
-            self.counters.peak_distance = max(self.counters.peak_distance, distance)
-        elif "drift" in alarms:
-            self.counters.peak_distance = distance
-            monitor.monitors.begin_drift()
-            return self._begin("drift", self.policy.on_drift, alarms["drift"], evidence)
-        return False
-
-    def _return_action(self, monitor: HealthMonitor) -> Action:
-        """The action at the end of the current drift; none if it may have been chance."""
-        limit = monitor.limits.drift
-        far = limit is not None and self.counters.peak_distance >= MIN_DRIFT_RATIO * limit
-        real = far or monitor.monitors.drifted_long
-        return self.policy.on_return if real and not self.counters.at_source else "none"
-
-    def _end_drift(self, monitor: HealthMonitor, evidence: dict[str, Any]) -> bool:
-        action, evidence = self._return_action(monitor), {**evidence, "farthest": self.counters.peak_distance}
-        monitor.monitors.end_drift()
-        self.counters.peak_distance = 0.0
-        self.counters.returned = self.counters.returned or (action == "source" and monitor.limits.every is not None)
-        del self._alarms["drift"]
-        monitor.forced_probes = CLASS_WINDOW
-        return self._act("drift_over", action, "the images are like the reference again", evidence)
+    def _follow_lead(self, monitor: Monitor, images: int) -> None:
+        """Count for how long the source has had more weight; begin anew from it after it predicted alone for long."""
+        counters, comparison = self.counters, monitor.comparison
+        counters.doubtful = counters.doubtful + 1 if comparison.in_doubt and comparison.compared else 0
+        if not comparison.in_doubt or comparison.weight >= 0.5:
+            if counters.led:
+                self._event("source_leads_over", "none", "adaptation is no worse again", {"weight": comparison.weight})
+            counters.leading_since = counters.led = 0
+            return
+        if comparison.weight < MAX_LED_WEIGHT:
+            counters.leading_since = counters.leading_since or counters.batches
+        if comparison.weight >= MIN_WEIGHT or comparison.few_classes:
+            return
+        if not counters.led:
+            evidence = {"evidence": comparison.evidence, "weight": comparison.weight}
+            self._event("source_leads", "none", "the source predicts alone", evidence)
+        counters.led += images
+        if counters.led >= RESTART_IMAGES and not counters.at_source:
+            self._act("source_leads", "source", "adaptation begins anew", {"images": counters.led})
+            counters.led = 1
 
     def _begin_broken_input(self, action: Action, reason: str, images: int) -> None:
         """An event if there were no broken images before, or fewer; the action is this batch's."""
@@ -356,8 +310,6 @@ class Session:
             action = self.restore_good() if action == "rollback" else self.restore_source()
         if action == "pause":
             self.counters.paused = True
-        if kind == "collapse" or action == "slow":
-            self.counters.halve_update_rate()
         self._event(kind, action, reason, evidence)
         if action in ("rollback", "source", "pause"):
             self.save(good=action == "source")
@@ -374,19 +326,17 @@ class Session:
 
     # States of other streams
 
-    def adopt(
-        self, change: Callable[[], None], images: Tensor, *, served: Tensor | None = None, canary: bool = True
-    ) -> Event:
+    def adopt(self, change: Callable[[], None], images: Tensor, *, served: Tensor | None = None) -> Event:
         """Let `change` alter the method's state; undo it if that is wrong for the images (n, c, h, w).
 
-        `served`: predictions (m, classes) for the last of them. If these, and the `canary` where it is asked for, stay
-        clearly the same, that is enough; otherwise, or without `served`, all images are predicted before and after.
+        `served`: predictions (m, classes) for the last of them. If these clearly stay the same, that is enough;
+        otherwise, or without `served`, all images are predicted before and after.
         """
         self._events = []
         before = self.method.state_dict()
         change()
         if served is not None:
-            reason, evidence = self._check_change(served, images[-len(served) :], canary=canary)
+            reason, evidence = self._check_change(served, images[-len(served) :])
             if not reason and evidence.get("agreement", 1.0) >= (1 + MIN_AGREEMENT) / 2:
                 return self._adopted(evidence)
         self.method.load_state_dict(before)
@@ -402,7 +352,7 @@ class Session:
         self.counters.at_source = False
         return self._event("merge", "take", "what others learned works for these images", evidence)
 
-    def _check_change(self, served: Tensor, images: Tensor, *, canary: bool = True) -> tuple[str, dict[str, Any]]:
+    def _check_change(self, served: Tensor, images: Tensor) -> tuple[str, dict[str, Any]]:
         """Why a change of state is wrong, or "", and the evidence. `served`: the predictions before it."""
         logits = self.evaluate(images)
         if not bool(all_finite(logits)):
@@ -412,11 +362,11 @@ class Session:
         old, new = (probability_rows(output, probabilities=self.method.probabilities) for output in (served, logits))
         weights = old.amax(1)
         agreement = float((weights * (old.argmax(1) == new.argmax(1))).sum() / weights.sum())
-        check = self.monitor.check(self.method, images) if canary else None
-        evidence = {"agreement": agreement} | (check.evidence() if check else {})
+        spread = effective_classes(new.mean(0).cpu()) / effective_classes(old.mean(0).cpu())
+        evidence = {"agreement": agreement, "spread": spread}
         if agreement < MIN_AGREEMENT:
             return "the images are predicted otherwise than before", evidence
-        return ("the canary is predicted otherwise" if check and not check.passed else ""), evidence
+        return ("half of the predicted classes are gone" if spread < MIN_SPREAD else ""), evidence
 
     # Snapshots
 
@@ -442,10 +392,6 @@ class Session:
             self.method.load_state_dict(self.store.read(self.counters.good_snapshot).state["method"])
         except StateError:
             return self.restore_source()
-        drifting, monitor = "drift" in self._alarms, self.monitor
-        check = monitor.check(self.method, self._no_images, strict=True, drifting=drifting) if monitor else None
-        if check and not check.passed:
-            return self.restore_source()
         self._forget()
         return "rollback"
 
@@ -458,31 +404,24 @@ class Session:
     def start_over(self) -> Action:
         """Back to the source; what failed before may be tried again."""
         counters = self.counters
-        counters.collapsed = counters.returned = False
         counters.update_interval, counters.update_delay = 1, 0
         return self.restore_source()
 
     def _forget(self) -> None:
-        self.counters.updates = self.counters.since_check = self.counters.candidate_snapshot = 0
-        self._alarms.pop("class_shift", None)
+        counters = self.counters
+        counters.updates = counters.candidate_snapshot = counters.doubtful = 0
+        counters.leading_since = counters.led = 0
         if self.monitor is not None:
-            self.monitor.forget_predictions()
+            self.monitor.start_over()
 
-    def _save_if_healthy(self, images: Tensor) -> None:
-        """Write a snapshot; the previous one has proved good if nothing happened since. If the check fails, undo."""
-        counters, monitor = self.counters, self.monitor
-        stale = 2 * counters.since_check >= self.policy.snapshot_every
-        if monitor is not None and counters.updates and len(images) and stale:
-            check = monitor.check(self.method, images, drifting="drift" in self._alarms)
-            counters.since_check = 0
-            monitor.budget -= check.images if check else 0
-            if check and not check.passed:
-                self._collapse("the canary is predicted otherwise", check.evidence(), None)
-                return
-        if counters.candidate_snapshot:
+    def _save_candidate(self) -> None:
+        """Write a snapshot; the one before has proved good if there was no alarm and the source did not lead."""
+        counters = self.counters
+        fine = not counters.leading_since
+        if counters.candidate_snapshot and fine:
             counters.good_snapshot = counters.candidate_snapshot
             counters.double_update_rate()
-        self.save(candidate=True)
+        self.save(candidate=fine)
 
     def save(self, *, good: bool = False, candidate: bool = False, within_batch: bool = False) -> bool:
         """Write the state; a failing disk is an event, not the end of the stream. True if it was written."""
@@ -517,7 +456,7 @@ class Session:
         StreamCounters.from_state(state["books"])
         alarms = state["lasting"]
         if not isinstance(alarms, Mapping) or any(
-            kind not in LASTING_ALARMS or action not in get_args(Action) for kind, action in alarms.items()
+            kind not in LASTING_ALARMS + OLD_ALARMS or action not in get_args(Action) for kind, action in alarms.items()
         ):
             raise StateError(f"the snapshot's alarms are {show(alarms)}; a dict of alarms and actions is wanted")
         if self.monitor is not None and state["watch"] is not None:
@@ -535,6 +474,12 @@ class Session:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self.counters, self._alarms = StreamCounters.from_state(state["books"]), dict(state["lasting"])
+        self.counters = StreamCounters.from_state(state["books"])
+        self._alarms = {kind: action for kind, action in state["lasting"].items() if kind in LASTING_ALARMS}
         if self.monitor is not None and state["watch"] is not None:
             self.monitor.load(state["watch"])
+
+
+def _margin(logits: Tensor) -> Tensor:
+    """Mean distance of the largest logit from the mean one: a scale."""
+    return (logits.amax(1) - logits.mean(1)).mean()

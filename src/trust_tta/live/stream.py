@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trust_tta.errors import ConfigError, StateError
-from trust_tta.live.alarms import Reference
-from trust_tta.live.calibration import calibrate
+from trust_tta.errors import ConfigError, StateError, TrustWarning
+from trust_tta.live.calibration import Reference, calibrate
 from trust_tta.live.guard import Event, Guard
-from trust_tta.live.health import HealthMonitor
 from trust_tta.live.inputs import prepare
+from trust_tta.live.monitor import Monitor
 from trust_tta.live.monitors import Reading
 from trust_tta.live.session import Result, Session
 from trust_tta.live.snapshots import Folder, Memory, read_state, write_state
@@ -33,10 +33,9 @@ _streams_lock = threading.Lock()
 class Stream:
     """Adapts a method on what it predicts, undoes harmful updates, and resumes from its folder.
 
-    `guard`: the policy; None adapts without monitoring. `snapshots`: a folder of its own; None keeps them in memory.
-    `reference`: what `calibrate` returned; by default what the folder holds. `canary`: trusted images (m, c, h, w), or
-    a pair of images and labels. `on_event` is called with every event. Calls from several threads are safe and run one
-    after the other.
+    `guard`: None adapts without monitoring. `snapshots`: a folder of its own; None keeps them in memory. `reference`:
+    what `calibrate` returned; by default what the folder holds, and none is needed. `on_event` is called with every
+    event. Calls from several threads are safe and run one after the other.
     """
 
     def __init__(
@@ -46,13 +45,12 @@ class Stream:
         guard: Guard | None = Guard(),  # noqa: B008, it is frozen
         snapshots: str | Path | None = None,
         reference: Reference | None = None,
-        canary: Any = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         if not isinstance(method, Method):
             raise ConfigError(f"the method is a {type(method).__name__}; give what tt.create_method makes")
         self.method, self.guard = method, guard
-        self._canary, self._on_event = canary, on_event
+        self._on_event = on_event
         self._lock = threading.RLock()
         self._closed = False
         self._like = next(method.model.parameters())  # looked up once: walking through modules is slow
@@ -63,7 +61,7 @@ class Stream:
         try:
             self.reference = reference if reference is not None else self._stored_reference()
             self._session = Session(
-                method, guard, self._folder or Memory(), reference=self.reference, canary=canary, on_event=on_event
+                method, guard, self._folder or Memory(), reference=self.reference, on_event=on_event
             )
             if reference is not None:
                 self._store_reference(reference)
@@ -109,20 +107,18 @@ class Stream:
         """Adapt again."""
         return self._request("resume", lambda: self._set_paused(False))
 
-    def adopt(
-        self, change: Callable[[Method], None], images: Any, *, served: Tensor | None = None, canary: bool = True
-    ) -> Event:
+    def adopt(self, change: Callable[[Method], None], images: Any, *, served: Tensor | None = None) -> Event:
         """Let `change` give the method what others learned; the event says "take", or "return" if it was undone.
 
         It is undone if the guard finds it wrong for the images, which should be the last ones of the stream. With
-        `served`, the logits (m, classes) of the last m, it is taken at once if the predictions for these, and the
-        `canary` where it is asked for, clearly stay the same, and examined closely if not.
+        `served`, the logits (m, classes) of the last m, it is taken at once if the predictions for these clearly stay
+        the same, and examined closely if not.
         """
         batch = prepare(images, self.method.model)
         with self._lock:
             self._check()
             try:
-                return self._session.adopt(lambda: change(self.method), batch, served=served, canary=canary)
+                return self._session.adopt(lambda: change(self.method), batch, served=served)
             finally:
                 self._take_fingerprint()
 
@@ -146,20 +142,25 @@ class Stream:
 
     @property
     def reading(self) -> Reading | None:
-        """Last reading of the monitors."""
+        """State of the guard after the last batch."""
         return self._session.reading
 
-    def calibrate(self, batches: Iterable[Tensor], *, expected_batches_between_false_alarms: float = 1000) -> Reference:
-        """Set the limits of the alarms from clean batches, and store them with the snapshots."""
+    def calibrate(
+        self, batches: Iterable[Tensor], *, expected_batches_between_false_alarms: float | None = None
+    ) -> Reference:
+        """Learn what clean batches look like, and store it with the snapshots."""
+        if expected_batches_between_false_alarms is not None:
+            warnings.warn(
+                "expected_batches_between_false_alarms is ignored; Guard(alpha=...) replaces it",
+                TrustWarning,
+                stacklevel=2,
+            )
         with self._lock:
             self._check()
-            every = expected_batches_between_false_alarms
-            self.reference = calibrate(self.method, batches, expected_batches_between_false_alarms=every)
+            self.reference = calibrate(self.method, batches)
             self._store_reference(self.reference)
             if self.guard is not None:
-                self._session.monitor = HealthMonitor(
-                    self.method, self.guard, reference=self.reference, canary=self._canary
-                )
+                self._session.monitor = Monitor(self.method, self.guard, reference=self.reference)
             self._session.save()
             return self.reference
 
@@ -172,7 +173,6 @@ class Stream:
                 guard=self.guard,
                 snapshots=snapshots,
                 reference=self.reference,
-                canary=self._canary,
                 on_event=self._on_event,
             )
             last = twin._session.counters.last_snapshot

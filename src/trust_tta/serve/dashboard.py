@@ -19,7 +19,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from trust_tta.live.alarms import Limits
 from trust_tta.live.guard import Event
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.serve.engine import BatchResult
@@ -35,8 +34,8 @@ MAX_EVENTS = 60
 MAX_BACKLOG = 16  # messages by which a slow listener may lag
 
 # One point of a curve: seconds since 1970, then means over a tick (None: unknown).
-CURVES = ("time", "entropy", "confidence", "input_distance", "weight_distance", "agreement", "accuracy")
-EVIDENCE = ("score", "least", "agreement", "input_distance", "source_shift", "effective_classes", "snapshot")
+CURVES = ("time", "entropy", "confidence", "weight", "certainty", "agreement", "accuracy")
+EVIDENCE = ("evidence", "weight", "e_value", "agreement", "snapshot")
 
 
 @dataclass
@@ -68,7 +67,6 @@ class StreamView:
     images: int = 0
     adapted: bool = False
     paused: bool = False
-    limit: float | None = None  # of the input distance; above it, the page shows drift
     reading: dict[str, Any] = field(default_factory=dict)
     alarms: set[str] = field(default_factory=set)
     points: deque[list[float | None]] = field(default_factory=lambda: deque(maxlen=MAX_POINTS))
@@ -77,7 +75,7 @@ class StreamView:
     changed: bool = False
 
     def summary(self) -> dict[str, Any]:
-        plain = ("name", "number", "batches", "images", "adapted", "paused", "limit", "labels", "right", "accuracy")
+        plain = ("name", "number", "batches", "images", "adapted", "paused", "labels", "right", "accuracy")
         reading = {name: _finite(value) for name, value in self.reading.items()}
         return {name: getattr(self, name) for name in plain} | {"alarms": sorted(self.alarms), "reading": reading}
 
@@ -121,7 +119,6 @@ class Dashboard:
             view = self._view(batch.name)
             view.batches, view.images = batch.stream.batches, batch.stream.images
             view.adapted, view.paused, view.changed = batch.result.adapted, batch.stream.paused, True
-            view.limit = (batch.stream.reference.limits if batch.stream.reference else Limits()).drift
             if batch.result.reading is not None:
                 view.reading = batch.result.reading.as_dict()
                 view.readings.append(view.reading)
@@ -136,7 +133,7 @@ class Dashboard:
         with self._lock:
             view = self._view(stream)
             view.changed = True
-            if event.kind in ("drift", "class_shift", "few_classes"):
+            if event.kind == "few_classes":
                 view.alarms.add(event.kind)
             view.alarms.discard(event.kind.removesuffix("_over") if event.kind.endswith("_over") else "")
             if event.kind == "request" and event.action in ("pause", "resume"):

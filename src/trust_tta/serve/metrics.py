@@ -20,7 +20,12 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OF_STREAMS = {
     "entropy": ("stream_entropy_nats", "mean entropy of the last batch's predictions"),
     "confidence": ("stream_confidence_ratio", "mean confidence of the last batch's predictions"),
-    "input_distance": ("stream_input_distance", "distance of the images from the reference"),
+    "weight": ("stream_adapted_weight_ratio", "weight of the adapted network in what is served"),
+    "evidence": ("stream_harm_evidence_nats", "entropy of the source's predicted classes less the adapted network's"),
+    "certainty": ("stream_harm_certainty_ratio", "1 - p of the test that adaptation does no harm"),
+    "e_value": ("stream_harm_e_value", "present e-value of that test; 1 / alpha is an alarm"),
+    "leading_since": ("stream_source_leading_since_batch", "batch since which the source has more weight"),
+    "cost": ("stream_guard_cost_ratio", "forward passes of the source over those of the method"),
     "weight_distance": ("stream_weight_distance_ratio", "norm of what was learned over that of the source"),
     "agreement": ("stream_source_agreement_ratio", "agreement with the source network"),
 }

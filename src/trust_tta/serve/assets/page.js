@@ -1,15 +1,14 @@
 "use strict";
 
-const CURVES = ["time", "entropy", "confidence", "input_distance", "weight_distance", "agreement", "accuracy"];
+const CURVES = ["time", "entropy", "confidence", "weight", "certainty", "agreement", "accuracy"];
 const CHARTS = [
   { key: "accuracy", title: "accuracy", about: "of the last 100 predictions whose labels came back", top: 1, percent: true },
   { key: "entropy", title: "entropy", about: "of the predictions, in nats: how unsure the network is" },
-  { key: "input_distance", title: "drift", about: "distance of the images from the reference; the dashed line is the alarm", limit: true },
-  { key: "weight_distance", title: "weights", about: "relative distance of the adapted weights from the source" },
+  { key: "weight", title: "adapted share", about: "weight of the adapted network in what is served; the rest is the source's", top: 1, percent: true },
+  { key: "certainty", title: "sure of harm", about: "how sure the guard's test is that adaptation harms", top: 1, percent: true },
 ];
 const EVIDENCE = {
-  score: "canary", least: "at least", agreement: "agreement", input_distance: "drift", source_shift: "class shift",
-  effective_classes: "classes", snapshot: "snapshot",
+  evidence: "evidence of harm", weight: "adapted share", e_value: "e-value", agreement: "agreement", snapshot: "snapshot",
 };
 const MOST_CARDS = 12, MOST_POINTS = 480, SPAN = 240, MOST_EVENTS = 60;
 const HEIGHT = 78, LEFT = 34, RIGHT = 4, BASE = 16; // pixels of a chart, beside and below it
@@ -77,7 +76,6 @@ function highest(shown, chart, start) {
   let top = 0;
   for (const stream of shown) {
     for (const point of stream.points) if (point[0] >= start) top = Math.max(top, point[column] || 0);
-    if (chart.limit && stream.limit) top = Math.max(top, 1.2 * stream.limit);
   }
   return top > TINY ? 1.06 * top : 1;
 }
@@ -107,7 +105,9 @@ function makeCard(stream) {
 
 function badges(stream) {
   const found = [stream.paused ? ["paused", ""] : stream.adapted ? ["adapting", "fine"] : ["not adapting", ""]];
-  for (const alarm of stream.alarms) found.push([alarm.replace("_", " "), "warn"]);
+  for (const alarm of stream.alarms) found.push([alarm.replaceAll("_", " "), "warn"]);
+  const since = stream.reading.leading_since;
+  if (since) found.push([`source leads since batch ${since}`, "warn"]);
   return found.map(([text, tone]) => element("span", { class: `badge ${tone}` }, text));
 }
 
@@ -117,7 +117,7 @@ function numbers(stream) {
     [percent(stream.accuracy), stream.labels ? `right, of ${count(Math.min(stream.labels, 100), "label")}` : "no labels yet"],
     [percent(reading.confidence), "confident"],
     [percent(reading.agreement), "like the source"],
-    [number(reading.effective_classes), "classes in use"],
+    [percent(reading.cost), "spent on the guard"],
   ];
   return found.map(([value, text]) => {
     const box = element("div", { class: "number" });
@@ -156,12 +156,11 @@ function drawChart(chart, stream, figure) {
   const label = at === null || !chosen ? value : `${clock(chosen[0])}  ${value}`;
   figure.querySelector("b").textContent = label;
   const drawn = [...axes(top, format, x, y, width)];
-  if (chart.limit && stream.limit) drawn.push(line("limit", LEFT, width, y(stream.limit), y(stream.limit)));
   for (const event of events) {
     if (event.stream !== stream.name || event.kind === "request" || event.time < start || event.time > now) continue;
-    const mark = line(event.kind === "collapse" ? "mark bad" : "mark", x(event.time), x(event.time), 2, HEIGHT);
+    const mark = line(event.kind === "alarm" ? "mark bad" : "mark", x(event.time), x(event.time), 2, HEIGHT);
     mark.append(svg("title", {}));
-    mark.firstChild.textContent = `${clock(event.time)} ${event.kind.replace("_", " ")}${DONE[event.action] ? `: ${DONE[event.action]}` : ""}`;
+    mark.firstChild.textContent = `${clock(event.time)} ${event.kind.replaceAll("_", " ")}${DONE[event.action] ? `: ${DONE[event.action]}` : ""}`;
     drawn.push(mark);
   }
   const path = points.map((point, i) => `${i ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(point[column]).toFixed(1)}`).join("");
@@ -204,14 +203,14 @@ function drawEvents() {
   $("happened").hidden = events.length === 0;
   const rows = events.toReversed().map((event) => {
     const row = element("tr", {});
-    const tone = { collapse: "bad", storage: "bad", request: "", start: "" }[event.kind] ?? "warn";
+    const tone = { alarm: "bad", change: "", storage: "bad", request: "", start: "" }[event.kind] ?? "warn";
     const why = element("td", {}, event.reason);
     const proof = Object.entries(EVIDENCE).filter(([key]) => event.evidence[key] !== undefined && event.evidence[key] !== null);
     if (proof.length) why.append(element("small", {}, proof.map(([key, name]) => `${name} ${number(event.evidence[key])}`).join(" · ")));
     row.append(
       element("td", {}, clock(event.time)),
       element("td", {}, event.stream),
-      element("td", { class: tone }, event.kind.replace("_", " ")),
+      element("td", { class: tone }, event.kind.replaceAll("_", " ")),
       element("td", { class: SERIOUS.has(event.action) ? tone : "" }, event.kind === "start" ? "" : DONE[event.action] ?? event.action),
       why,
     );

@@ -1,0 +1,147 @@
+"""Evidence and weights: what they say of adaptation that harms, helps, or meets runs of labels; the regret bound."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from trust_tta.live.comparison import DISCOUNT, PRIOR, RATE, Comparison
+
+CLASSES = 10
+RNG = np.random.default_rng(0)
+
+
+def even(n: int) -> NDArray[Any]:
+    return RNG.integers(CLASSES, size=n)
+
+
+def few(n: int) -> NDArray[Any]:
+    return RNG.integers(3, size=n)
+
+
+def feed(comparison: Comparison, adapted: Any, source: Any, *, batches: int = 8, confidence: float = -0.3) -> None:
+    for _ in range(batches):
+        log_confidence = confidence + 0.1 * RNG.standard_normal(64)
+        comparison.add(adapted(64), source(64), log_confidence, classes=CLASSES)
+
+
+def test_the_source_leads_where_the_adapted_network_loses_classes() -> None:
+    comparison = Comparison()
+    feed(comparison, few, even)
+    assert comparison.evidence == pytest.approx(math.log(CLASSES) - math.log(3), abs=0.1)
+    assert comparison.weight < 0.01
+    assert comparison.test.e_value > 100
+
+
+def test_the_adapted_network_leads_where_the_source_predicts_few_classes() -> None:
+    comparison = Comparison()
+    feed(comparison, even, few)
+    assert comparison.weight > 0.99
+    assert not comparison.in_doubt
+    assert comparison.test.peak == pytest.approx(1, abs=0.01)
+
+
+def test_equal_predictions_need_no_mixture() -> None:
+    comparison = Comparison()
+    for _ in range(4):
+        both = even(64)
+        comparison.add(both, both, np.full(64, -0.3), classes=CLASSES)
+    assert comparison.agreement == 1
+    assert not comparison.in_doubt
+
+
+def test_a_stream_begins_in_doubt_with_more_weight_on_the_source() -> None:
+    comparison = Comparison()
+    assert comparison.in_doubt
+    assert comparison.weight == pytest.approx(1 / (1 + math.exp(PRIOR)))
+
+
+@pytest.mark.parametrize("change", ["confidence", "classes"])
+def test_other_images_begin_in_doubt_again(change: str) -> None:
+    comparison = Comparison()
+    feed(comparison, even, few)
+    source = few(64) if change == "confidence" else even(64)
+    log_confidence = np.full(64, -1.5 if change == "confidence" else -0.3) + 0.1 * RNG.standard_normal(64)
+    assert comparison.add(even(64), source, log_confidence, classes=CLASSES)
+    assert comparison.compared == 64
+
+
+def test_runs_of_labels_that_the_adapted_network_does_not_see_speak_for_the_source() -> None:
+    """Batch statistics spread the predictions of every batch, which says nothing in their favor."""
+    comparison = Comparison()
+    for i in range(12):
+        comparison.add(even(64), np.full(64, i % CLASSES), np.full(64, -0.3), classes=CLASSES)
+    assert comparison.in_runs
+    assert comparison.weight < 0.05
+
+
+def test_runs_that_both_networks_see_speak_for_neither() -> None:
+    comparison = Comparison()
+    for i in range(12):
+        wrong = RNG.random(64) < 0.2
+        adapted = np.where(wrong, even(64), i % CLASSES)
+        comparison.add(adapted, adapted[::-1], np.full(64, -0.3), classes=CLASSES)
+    assert comparison.in_runs
+    assert 0.2 < comparison.weight < 0.8
+
+
+def test_batches_of_any_size_give_the_same_evidence() -> None:
+    one, many = Comparison(), Comparison()
+    adapted, source, confidence = few(64), even(64), np.full(64, -0.3)
+    one.add(adapted[:32], source[:32], confidence[:32], classes=CLASSES)
+    one.add(adapted[32:], source[32:], confidence[32:], classes=CLASSES)
+    for i in range(64):
+        many.add(adapted[i : i + 1], source[i : i + 1], confidence[i : i + 1], classes=CLASSES)
+    assert (one.evidence, one.total, one.test.e_value) == (many.evidence, many.total, many.test.e_value)
+
+
+def test_images_like_the_reference_are_left_to_the_source() -> None:
+    comparison = Comparison(reference_confidence=-0.4)
+    feed(comparison, even, even, batches=1)
+    comparison.total = 0.0
+    assert comparison.weight < 0.05
+    feed(comparison, even, few, batches=6)
+    assert comparison.weight > 0.9  # evidence outweighs it
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=60))
+def test_regret_of_the_mixture_is_bounded(evidence: list[float]) -> None:
+    """The inequality of the docstring, with weights computed from it independently of the class."""
+    p = 1 / (1 + math.exp(PRIOR))
+    total = served = 0.0
+    for x in evidence:
+        total = DISCOUNT * total + x
+        odds = p * math.exp(-RATE * total)
+        served = DISCOUNT * served + odds / (odds + 1 - p) * x
+    assert served <= min(0.0, total) + math.log(1 / min(p, 1 - p)) / RATE + 1e-9
+
+
+def test_labels_enter_the_same_test() -> None:
+    comparison = Comparison()
+    labels = even(40)
+    wrong = np.where(RNG.random(40) < 0.5, (labels + 1) % CLASSES, labels)
+    comparison.add_labels(wrong, labels, labels)
+    assert comparison.test.e_value > 20
+    assert comparison.weight < 0.05
+    comparison.add_labels(labels, wrong, labels)
+    assert comparison.weight > 0.9
+
+
+def test_state_round_trip() -> None:
+    comparison, again = Comparison(), Comparison()
+    feed(comparison, few, even, batches=3)
+    comparison.add(few(7), even(7), np.full(7, -0.3), classes=CLASSES)
+    again.check_state(comparison.state())
+    again.load(comparison.state())
+    rows = few(40), even(40), np.full(40, -0.3)
+    for each in (comparison, again):
+        each.add(*rows, classes=CLASSES)
+    assert again.state()["test"] == comparison.state()["test"]
+    assert again.weight == comparison.weight
