@@ -140,29 +140,30 @@ def test_norms_of_a_network(channels: int, low: bool) -> None:
         assert not differ(mine, theirs, dtype)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["alone", "with-the-source"])
+@pytest.mark.parametrize("mix_source", [False, True], ids=["alone", "with-the-source"])
 @pytest.mark.usefixtures("nan_empty")
-def test_statistics_of_a_stream(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values, memory, and the gradients of the map, the weights and the shares, against the plain formulas."""
-    x = maps(3, 20, 5, 3, seed=0, dtype=torch.float32)
+def test_statistics_of_a_stream(mix_source: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, memory, and the gradients of the map and the weights, against the plain formulas."""
+    x = maps(6, 20, 5, 3, seed=0, dtype=torch.float32)
     dy, found = normal(*x.shape, seed=1), []
     for by_kernels in (False, True):
         model = nn.Sequential(*(BatchNorm2d(20) for _ in range(3))).to(DEVICE)
         with torch.no_grad():
             for place, tensor in enumerate((*model.parameters(), *(b for b in model.buffers() if b.dim()))):
                 tensor.copy_(normal(20, seed=place).abs() + 0.1)
-        statistics = Statistics(model, "stream", mix_source=shared)
-        statistics.begin(x)
+        statistics = Statistics(model, "stream", mix_source=mix_source)
         norm = statistics.norms["1"]
-        shares = statistics.source_mixing.value if statistics.source_mixing is not None else norm.weight
-        if shared:
-            shares.data.copy_(torch.tensor([1.0, 0.3, 0.8]))
         monkeypatch.setattr(StreamNorm, "takes_kernels", lambda self, x, used=by_kernels: used)
+        statistics.begin(x)
+        norm(1 + x / 2)
+        statistics.begin(x)
         image = x.clone().requires_grad_()
         same, y = fork_norm(norm, image)
+        state = [getattr(norm, name).clone() for name in norm.MEMORY]
         norm(x * 2)  # another pass before the backward
-        leaves = [image, norm.weight, norm.bias, *([shares] if shared else [])]
-        found.append([y, norm.mean, norm.variance, norm.images, *torch.autograd.grad((same * 1, y), leaves, (dy, dy))])
+        gradients = torch.autograd.grad((same * 1, y), [image, norm.weight, norm.bias], (dy, dy))
+        found.append([y, *state, norm.mean, norm.variance, norm.images, *gradients])
+    assert 0.2 < float(found[0][5]) < 0.98 or not mix_source
     for plain, mine in zip(*found, strict=True):
         torch.testing.assert_close(mine, plain, rtol=2e-5, atol=2e-5)
 

@@ -17,7 +17,6 @@ from trust_tta.live.session import Result
 from trust_tta.live.source_reference import SourceReference
 from trust_tta.live.stream import Stream
 from trust_tta.methods.base import Method
-from trust_tta.methods.tide.constants import TIDE
 
 SIGNATURE_IMAGES = 256  # from which the signature is computed, at most
 QUICK_CHECK_IMAGES = 8  # the last ones, on which a merge is judged first
@@ -112,7 +111,7 @@ def source_of(method: Method) -> ReplicaState:
     twin = method.fork()
     twin.reset()
     state = state_of(twin)
-    return ReplicaState(state.weights, state.means, state.squares, TIDE.source_images if len(state.means) else 0.0)
+    return ReplicaState(state.weights, state.means, state.squares)
 
 
 @torch.no_grad()
@@ -126,6 +125,7 @@ def load_into(method: Method, state: ReplicaState) -> None:
         norm.mean.copy_(mean)
         norm.variance.copy_((square - mean.square()).clamp_min(0))
         norm.images.fill_(state.remembered)
+        norm.update_share()
         start = stop
     start = 0
     for name in method.pooled if len(state.domain_means) else ():

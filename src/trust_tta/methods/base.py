@@ -102,9 +102,8 @@ class Method(nn.Module):
             self.adapted = self.weights.named
             self.statistics = self.make_statistics()
         self.counters = Counters()
-        mixing = [] if self.statistics.source_mixing is None else [self.statistics.source_mixing.value]
         # Batches that a method passes to its network are its own tensors: nobody else changes them in place.
-        self._forward = NetworkForward(self.model, [*self.weights.tensors, *mixing], cache_stem=True)
+        self._forward = NetworkForward(self.model, self.weights.tensors, cache_stem=True)
         # Graphs of their own: norms behave differently in evaluation and while they update their statistics.
         self._frozen_forward, self._observing_forward = NetworkForward(self.model), NetworkForward(self.model)
         self.samples_per_image = 1
@@ -187,8 +186,7 @@ class Method(nn.Module):
         `bool()` of it makes the host wait.
         """
         self.counters.backwards += 1
-        mixing = self.statistics.source_mixing
-        finite = self.weights.backward(loss, extra=None if mixing is None else mixing.value)
+        finite = self.weights.backward(loss)
         self.weights.step(finite, start=start)
         self.finite_steps.append(finite)
         return finite

@@ -51,7 +51,6 @@ class FlatParameters:
         device = self.tensors[0].device if self.tensors else None
         self.vector = torch.zeros(sum(t.numel() for t in self.tensors), dtype=dtype, device=device)
         self.gradient = torch.zeros_like(self.vector)
-        self.extra_gradient: Tensor | None = None
         self._views, self._gradient_views = self._split(self.vector), self._split(self.gradient)
         self._addresses = [view.data_ptr() for view in self._views]
         self._sync(to_vector=True)
@@ -102,24 +101,17 @@ class FlatParameters:
         """Views of a vector (n,) with the parameters' names and shapes."""
         return dict(zip(self.named, self._split(vector), strict=True))
 
-    def backward(self, loss: Tensor, *, extra: Tensor | None = None) -> Tensor:
-        """Fill `gradient`, valid until the next forward; whether it and the loss are finite, () bool on the device.
-
-        `extra_gradient` is that of `extra`, a tensor beside the parameters; it must be finite as well.
-        """
+    def backward(self, loss: Tensor) -> Tensor:
+        """Fill `gradient`, valid until the next forward; whether it and the loss are finite, () bool on the device."""
         if not self.tensors:
             raise ConfigError("this method adapts no parameters, so there is nothing to differentiate or update")
-        others = [] if extra is None else [extra]
-        gradients = torch.autograd.grad(loss, [*self.tensors, *others], allow_unused=True)
-        self.extra_gradient = None if extra is None else gradients[-1]
-        gradients = gradients[: len(self.tensors)]
+        gradients = torch.autograd.grad(loss, self.tensors, allow_unused=True)
         pairs = [(view, g) for view, g in zip(self._gradient_views, gradients, strict=True) if g is not None]
         if len(pairs) < len(gradients):
             self.gradient.zero_()
         _copy(pairs)
         largest: Tensor = torch.linalg.vector_norm(self.gradient, float("inf"))
-        finite = (largest + loss.detach()).isfinite()
-        return finite if self.extra_gradient is None else finite & self.extra_gradient.isfinite().all()
+        return (largest + loss.detach()).isfinite()
 
     def step(self, finite: Tensor, *, start: Tensor | None = None) -> None:
         """One optimizer step along `gradient`, from the snapshot `start` or from the current parameters.

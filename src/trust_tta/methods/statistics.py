@@ -3,8 +3,8 @@
 "stream" follows the images since the reset: each norm keeps a moving mean and variance over a long memory, of which a
 batch is a small share. Where the images themselves show another domain (`tide/shift_detector.py`), the memory shrinks,
 up to starting anew; single images and runs of one class, which always differ, are not taken for a change of domain. A
-method may learn the share of these statistics beside the source's (`tide/source_mixing.py`), and may keep statistics
-for each domain of a mixed stream (`tide/domain_clusters.py`).
+norm uses as much of them as the images prove to differ from those of training (`tide/source_mixing.py`); a method may
+keep statistics for each domain of a mixed stream (`tide/domain_clusters.py`).
 
 An adapting pass takes the values of the moving statistics and the gradient of the batch's (test-time batch
 renormalization, as in Zhao et al., "DELTA", ICLR 2023); a prediction normalizes as in evaluation.
@@ -26,8 +26,16 @@ from trust_tta.methods.state import Array, Spec, clone
 from trust_tta.methods.tide.constants import TIDE
 from trust_tta.methods.tide.domain_clusters import DomainClusters
 from trust_tta.methods.tide.shift_detector import ShiftDetector
-from trust_tta.methods.tide.source_mixing import SourceMixing
-from trust_tta.ops.batch_norm import batch_norm, can_use_kernels, fixed_norm, follow_stream, moments, triton_norm
+from trust_tta.methods.tide.source_mixing import standard_moments, stream_share
+from trust_tta.ops.batch_norm import (
+    batch_norm,
+    can_use_kernels,
+    fixed_norm,
+    follow_stream,
+    image_moments,
+    moments,
+    triton_norm,
+)
 from trust_tta.ops.cuda_graphs import GraphedFunction
 
 StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
@@ -108,7 +116,7 @@ class Statistics:
 
     `observing_without_grad`: also passes without gradients adapt, for methods that adapt no weights. `make`: norms in
     the place of those that `kind` asks for, from a BatchNorm and a tensor of the network's device and dtype.
-    `mix_source`: norms that follow the stream mix it with the source in a share that the method learns.
+    `mix_source`: norms that follow the stream use no more of it than differs from the source by more than chance.
     `cluster_domains`: they keep statistics for each cluster of a mixed stream; a pass is then over whole copies of the
     batch. `detect_shifts`: follow the images also where no norm follows the stream.
     `samples_per_image`: images that one picture counts for.
@@ -121,7 +129,7 @@ class Statistics:
         *,
         observing_without_grad: bool = False,
         make: Callable[[_BatchNorm, Tensor], OwnNorm] | None = None,
-        mix_source: bool = False,
+        mix_source: bool = True,
         cluster_domains: bool = False,
         detect_shifts: bool = False,
     ) -> None:
@@ -138,25 +146,21 @@ class Statistics:
             if make is not None:
                 self.norms[name] = make(module, like)
             else:
-                self.norms[name] = StreamNorm(module, like=like, observing_without_grad=observing_without_grad)
+                self.norms[name] = StreamNorm(
+                    module, like=like, observing_without_grad=observing_without_grad, mix_source=mix_source
+                )
             self.norms[name].restore_source()
             _share_hooks(name, module, self.norms[name])
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, self.norms[name])
         self.following = [norm for norm in self.norms.values() if isinstance(norm, StreamNorm)]
         self.shift_detector: ShiftDetector | None = None
-        self.source_mixing: SourceMixing | None = None
         self.clusters: DomainClusters | None = None
         self.unchanged: Tensor | float = 1.0  # probability () that the batch continues the domain
         if kind == "stream" and make is None and (self.following or detect_shifts):
             self.shift_detector = ShiftDetector(like)
         if self.following and self.shift_detector is not None:  # registered on the first norm, to move with the network
             self.following[0].shift_detector = self.shift_detector
-            mixing = [norm for norm in self.following if all(value is not None for value in norm.source)]
-            if mix_source and mixing:
-                self.source_mixing = self.following[0].source_mixing = SourceMixing(len(mixing), like)
-                for place, norm in enumerate(mixing):
-                    norm.share = [self.source_mixing, place]
             if cluster_domains:
                 self.clusters = self.following[0].clusters = DomainClusters(self.shift_detector.reference)
                 self.memory += StreamNorm.GROUP_MEMORY
@@ -205,8 +209,7 @@ class Statistics:
         """
         if self.shift_detector is None:
             return
-        count = float(len(images) * samples_per_image * self.samples_per_image)
-        descriptions, mixed, self.unchanged = self._prelude(images, count)
+        descriptions, mixed, self.unchanged = self._prelude(images, float(samples_per_image * self.samples_per_image))
         if self.clusters is not None:
             was_mixed = self.mixed
             self._split(self.clusters.assign(descriptions, mixed=bool(mixed)))
@@ -214,22 +217,20 @@ class Statistics:
                 norm.forget_groups()
 
     @torch.no_grad()
-    def _prepare(self, images: Tensor, count: float) -> tuple[Tensor, Tensor, Tensor]:
+    def _prepare(self, images: Tensor, samples: float) -> tuple[Tensor, Tensor, Tensor]:
         """The part of `begin` without host synchronization.
 
         Returns descriptions (n, features), whether they are of several domains (), and the probability () that the
-        domain is unchanged. `count`: images of the stream that the batch stands for.
+        domain is unchanged. `samples`: images that each of them stands for.
         """
         detector = cast(ShiftDetector, self.shift_detector)
         for vectors in self.vectors:
-            vectors.begin(count)
+            vectors.begin(len(images), samples)
         descriptions = detector.describe(images)
         left = 1 - detector.observe(descriptions)
         mixed = torch.zeros_like(left, dtype=torch.bool)
         if self.clusters is not None:
             mixed = self.clusters.enqueue(descriptions, detector.variance)
-        if self.source_mixing is not None:
-            self.source_mixing.forget(left * ~mixed)
         for vectors in self.vectors:
             vectors.fade(left)
         return descriptions, mixed, left
@@ -288,8 +289,8 @@ class Statistics:
             part.restore_source()
 
     @property
-    def _parts(self) -> dict[str, ShiftDetector | SourceMixing | DomainClusters]:
-        parts = {"domain": self.shift_detector, "source_mixing": self.source_mixing, "clusters": self.clusters}
+    def _parts(self) -> dict[str, ShiftDetector | DomainClusters]:
+        parts = {"domain": self.shift_detector, "clusters": self.clusters}
         return {name: part for name, part in parts.items() if part is not None}
 
     def state(self) -> dict[str, Any]:
@@ -303,6 +304,15 @@ class Statistics:
         return parts | {
             name: {path: _spec(name, getattr(n, name)) for path, n in self.norms.items()} for name in self.memory
         }
+
+    def upgrade(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state saved before shares were computed in closed form: all of the stream counts until the next batch."""
+        known = {name: value for name, value in state.items() if name != "source_mixing"}
+        for name in self.memory:
+            if name not in known and name.endswith(("image_variance", "share")):
+                value = float(name.endswith("share"))
+                known[name] = {path: torch.full_like(getattr(n, name), value) for path, n in self.norms.items()}
+        return known
 
     def load(self, state: Mapping[str, Any]) -> None:
         for name, part in self._parts.items():
@@ -338,10 +348,11 @@ class Vectors:
         views = iter(self.views)
         return all(getattr(norm, name) is next(views) for name in self.names for norm in self.norms.values())
 
-    def begin(self, count: float) -> None:
-        """A batch comes that counts for so many images."""
+    def begin(self, images: int, samples: float) -> None:
+        """A batch comes, of which each image counts for so many."""
         self.before.copy_(self.now)
-        self.weighed[0].fill_(count)
+        self.weighed[0].fill_(images * samples)
+        self.weighed[4].fill_(samples)
 
     def fade(self, left: Tensor) -> None:
         """Shorten the memory to what is `left` () of it, from 0 to 1: the images may be of another domain."""
@@ -351,7 +362,7 @@ class Vectors:
 
     def weigh(self) -> None:
         """Set what the present batch counts for beside the memory, once for all passes over it."""
-        count, fresh, apart, total = self.weighed
+        count, fresh, apart, total, _ = self.weighed
         fresh.copy_(_share(self.remembered, count))
         apart.copy_(fresh * (1 - fresh))
         total.copy_(count / fresh)
@@ -399,46 +410,54 @@ def _join(places: list[tuple[OwnNorm, str]]) -> tuple[Tensor, list[Tensor]]:
 
 
 class StreamNorm(OwnNorm):
-    """A BatchNorm that normalizes with moving statistics.
+    """A BatchNorm that normalizes with moving statistics of the stream, shrunk towards the source's.
 
-    `mean`, `variance`: with the last pass over the present batch; `images`: how many of them the memory stands for.
-    `memory_*`: the same before the present batch. `BATCH` names numbers (): `count`, what its images count for;
-    `fresh`, their share beside the memory; `apart`, by how much their two means are a variance; `total`, all images.
-    `share`: where its share of the stream is, and at which place, in a list so that the network has them once; empty
-    where the stream counts alone. `groups` (n,): the domain of each image of a mixed batch, with statistics `group_*`
-    (groups, channels) and (groups,); else None.
+    `mean`, `variance`: of the stream with the last pass over the present batch; `images`: how many they stand for;
+    `image_variance` (): of the standard moments between images, and `share` (): of the stream's statistics in those
+    that are used (see `source_mixing.py`). `memory_*`: the same before the present batch. `BATCH` names numbers ():
+    `count`, what its images count for; `fresh`, their share beside the memory; `apart`, by how much their two means are
+    a variance; `total`, all images; `samples`, what each image counts for. `groups` (n,): the domain of each image of a
+    mixed batch, with statistics `group_*` (groups, channels) and (groups,); else None.
     """
 
-    MEMORY = ("mean", "variance", "images")
-    GROUP_MEMORY = ("group_mean", "group_variance", "group_images")
-    BATCH = ("count", "fresh", "apart", "total")
+    MEMORY = ("mean", "variance", "images", "image_variance", "share")
+    GROUP_MEMORY = ("group_mean", "group_variance", "group_images", "group_image_variance", "group_share")
+    BATCH = ("count", "fresh", "apart", "total", "samples")
     images: Tensor
+    image_variance: Tensor
+    share: Tensor
     memory_mean: Tensor
     memory_variance: Tensor
     memory_images: Tensor
+    memory_image_variance: Tensor
     count: Tensor
     fresh: Tensor
     apart: Tensor
     total: Tensor
+    samples: Tensor
     group_mean: Tensor
     group_variance: Tensor
     group_images: Tensor
+    group_image_variance: Tensor
+    group_share: Tensor
     memory_group_mean: Tensor
     memory_group_variance: Tensor
     memory_group_images: Tensor
+    memory_group_image_variance: Tensor
     groups: Tensor | None
     clusters: DomainClusters | None
     shift_detector: ShiftDetector | None
-    source_mixing: SourceMixing | None
-    share: list[Any]
 
-    def __init__(self, norm: _BatchNorm, *, like: Tensor, observing_without_grad: bool = False) -> None:
+    def __init__(
+        self, norm: _BatchNorm, *, like: Tensor, observing_without_grad: bool = False, mix_source: bool = True
+    ) -> None:
         super().__init__(norm, like=like, observing=True)
         self.observing_without_grad = observing_without_grad
-        self.shift_detector = self.source_mixing = self.clusters = self.groups = None
-        self.share = []
-        for name, value in zip(self.GROUP_MEMORY, (self.mean, self.variance, self.images), strict=True):
-            self.register_buffer(name, value.expand(TIDE.clusters, *value.shape).clone(), persistent=False)
+        self.mix_source = mix_source and all(value is not None for value in self.source)
+        self.shift_detector = self.clusters = self.groups = None
+        for name, group_name in zip(self.MEMORY, self.GROUP_MEMORY, strict=True):
+            value = getattr(self, name)
+            self.register_buffer(group_name, value.expand(TIDE.clusters, *value.shape).clone(), persistent=False)
         for name in (*self.MEMORY, *self.GROUP_MEMORY):
             self.register_buffer(f"memory_{name}", getattr(self, name).clone(), persistent=False)
         for name in self.BATCH:
@@ -447,8 +466,10 @@ class StreamNorm(OwnNorm):
     @torch.no_grad()
     def restore_source(self) -> None:
         super().restore_source()
-        known = all(value is not None for value in self.source)
-        self.images.fill_(TIDE.source_images if known else 0)
+        for value, start in zip(
+            (self.images, self.image_variance, self.share), (0, 0, not self.mix_source), strict=True
+        ):
+            value.fill_(start)
         for name in self.MEMORY:
             getattr(self, f"memory_{name}").copy_(getattr(self, name))
         self.forget_groups()
@@ -459,7 +480,9 @@ class StreamNorm(OwnNorm):
         mean, variance = self.source
         self.group_mean.zero_() if mean is None else self.group_mean.copy_(mean)
         self.group_variance.fill_(1) if variance is None else self.group_variance.copy_(variance)
-        self.group_images.fill_(0 if mean is None or variance is None else TIDE.source_images)
+        self.group_images.zero_()
+        self.group_image_variance.zero_()
+        self.group_share.fill_(not self.mix_source)
 
     def normalize(self, x: Tensor) -> Tensor:
         adapting = self.observing and (torch.is_grad_enabled() or self.observing_without_grad)
@@ -468,11 +491,9 @@ class StreamNorm(OwnNorm):
         if adapting and self.takes_kernels(x):
             return self.fork(x)[1]
         batch = self.observe(x) if adapting else None
-        if batch is None or not torch.is_grad_enabled():
-            with torch.no_grad():
-                mean, variance = self.used()
-            return fixed_norm(x, mean, variance, self.weight, self.bias, self.eps)
         mean, variance = self.used()
+        if batch is None or not torch.is_grad_enabled():
+            return fixed_norm(x, mean, variance, self.weight, self.bias, self.eps)
         deviation = (variance + self.eps).rsqrt()
         ratio, offset = (batch[1] + self.eps).sqrt() * deviation, (batch[0] - mean) * deviation
         weight = ratio if self.weight is None else self.weight * ratio
@@ -495,13 +516,17 @@ class StreamNorm(OwnNorm):
         The backward adds the gradients of both in its last pass over the map.
         """
         batch = moments(x)
-        names = (*(f"memory_{name}" for name in self.MEMORY), "count", *self.MEMORY, "source_mean", "source_variance")
-        shares = (self.share[0].value, self.share[1]) if self.share else None
+        image_variance = self.image_variance
+        if self.mix_source:
+            with torch.no_grad():
+                image_variance = self._standard(*image_moments(x)).var(1, correction=0).mean()
+        memory = (f"memory_{name}" for name in self.MEMORY[:4])
+        names = (*memory, "count", "samples", *self.MEMORY, "source_mean", "source_variance")
         weight, bias = follow_stream(
-            batch,
+            (*batch, image_variance),
             triton_norm().StreamStatistics(*(getattr(self, name) for name in names)),
             (cast(Tensor, self.weight), cast(Tensor, self.bias)),
-            shares,
+            TIDE.min_standard_errors if self.mix_source else None,
             eps=self.eps,
             half_life=TIDE.stream_memory,
         )
@@ -511,7 +536,8 @@ class StreamNorm(OwnNorm):
         """x (n, channels, ...) with images of the groups (n,), each normalized by the statistics of its own."""
         width = (len(x), -1, *[1] * (x.dim() - 2))
         batch = self.observe_groups(x, groups) if adapting else None
-        mean, deviation = self.group_mean[groups], (self.group_variance[groups] + self.eps).rsqrt()
+        mean, variance = self._mixed(self.group_mean, self.group_variance, self.group_share[:, None])
+        mean, deviation = mean[groups], (variance[groups] + self.eps).rsqrt()
         if batch is not None and torch.is_grad_enabled():  # values of the memory, gradients of the batch
             center, scale = batch[0][groups], (batch[1][groups] + self.eps).rsqrt()
             normal = (x - center.view(width)) * scale.view(width)
@@ -534,37 +560,67 @@ class StreamNorm(OwnNorm):
         with torch.no_grad():
             worth = count * self.count / len(x)
             share = _share(self.memory_group_images, worth)
+            apart = share * (1 - share)
             memory = self.memory_group_mean, self.memory_group_variance
-            apart = (share * (1 - share))[:, None]
-            _pool((self.group_mean, self.group_variance), memory, (mean, variance), (share[:, None], apart))
+            _pool((self.group_mean, self.group_variance), memory, (mean, variance), (share[:, None], apart[:, None]))
             self.group_images.copy_(torch.where(worth > 0, worth / share, self.memory_group_images))
-            of_batch = count / len(x)
-            middle = of_batch @ mean
+            images = image_moments(x)
+            if self.mix_source:
+                middle = self._standard(mean, variance)
+                between = of_group @ (self._standard(*images) - middle[:, groups]).square().mean((0, 2))
+                between = torch.lerp(self.memory_group_image_variance, between, share)
+                between += apart * (middle - self._standard(*memory)).square().mean((0, 2))
+                self.group_image_variance.copy_(between)
+                distance = self._standard(self.group_mean, self.group_variance).square().mean((0, 2))
+                self.group_share.copy_(stream_share(distance, between, self.group_images / self.samples))
             # The memory of the whole stream follows as well: it is used when the stream stops being mixed.
-            self._remember(middle, of_batch @ (variance + (mean - middle).square()))
+            self._remember(*images)
         return mean, variance
 
+    @torch.no_grad()
     def used(self) -> tuple[Tensor, Tensor]:
-        """Statistics of the stream, mixed with the source's where a share is learned."""
-        mean, variance = self.source
-        if not self.share or mean is None or variance is None:
-            return self.mean, self.variance
-        shares, place = self.share
-        share, away = shares.value[place].to(mean.dtype), self.mean - mean
+        """The mean and the variance (channels,) that a prediction normalizes with."""
+        return self._mixed(self.mean, self.variance, self.share)
+
+    def _mixed(self, mean: Tensor, variance: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """Statistics (..., channels) of a mixture of stream and training data in the proportion share : 1 - share."""
+        if not self.mix_source:
+            return mean, variance
+        source_mean, source_variance = cast(tuple[Tensor, Tensor], self.source)
+        away = mean - source_mean
         apart = share * (1 - share) * away.square()  # two means are a variance, too
-        return mean + share * away, variance + share * (self.variance - variance) + apart
+        return source_mean + share * away, source_variance + share * (variance - source_variance) + apart
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Move the memory by what the batch counts for; the batch's own mean and variance (channels,)."""
-        mean, variance = (moment.to(self.mean.dtype) for moment in moments(x))
-        self._remember(mean, variance)
-        return mean, variance
+        return self._remember(*image_moments(x.to(self.mean.dtype)))
 
-    def _remember(self, mean: Tensor, variance: Tensor) -> None:
+    def _remember(self, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
+        """Move the memory by images of the given statistics (n, channels); those of the batch (channels,)."""
+        mean = means.mean(0)
+        variance = variances.mean(0) + (means - mean).square().mean(0)
         memory = self.memory_mean, self.memory_variance
         _pool((self.mean, self.variance), memory, (mean, variance), (self.fresh, self.apart))
         self.images.copy_(self.total)
+        if self.mix_source:
+            middle = self._standard(mean, variance)
+            between = (self._standard(means, variances) - middle[:, None]).square().mean()
+            between = torch.lerp(self.memory_image_variance, between, self.fresh)
+            between += self.apart * (middle - self._standard(*memory)).square().mean()
+            self.image_variance.copy_(between)
+            self.update_share()
+        return mean, variance
+
+    @torch.no_grad()
+    def update_share(self) -> None:
+        """Estimate the share of the stream from its statistics."""
+        if self.mix_source:
+            distance = self._standard(self.mean, self.variance).square().mean()
+            self.share.copy_(stream_share(distance, self.image_variance, self.images / self.samples))
+
+    def _standard(self, mean: Tensor, variance: Tensor) -> Tensor:
+        return standard_moments(mean, variance, cast(tuple[Tensor, Tensor], self.source), self.eps)
 
 
 def _share(remembered: Tensor, new: Tensor) -> Tensor:

@@ -83,6 +83,20 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
+def image_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance (b, c), at least float32, of each image and channel of x (b, c, ...)."""
+    wide, x = (
+        torch.promote_types(x.dtype, torch.float32),
+        x.detach().flatten(2) if x.dim() > 2 else x.detach()[..., None],
+    )
+    if not x.is_cuda:
+        variance, mean = torch.var_mean(x.to(wide), 2, correction=0)
+        return mean, variance
+    mean = x.mean(2, dtype=wide)  # two sums over the map, without a copy of it
+    square = torch.linalg.vector_norm(x, dim=2, dtype=wide).square() / x.shape[2]
+    return mean, (square - mean.square()).clamp_min(0)
+
+
 def fixed_norm(
     x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
@@ -104,16 +118,16 @@ def batch_norm(
 
 
 def follow_stream(
-    batch: tuple[Tensor, Tensor], stream: Any, affine: tuple[Tensor, Tensor], shares: tuple[Tensor, int] | None,
-    *, eps: float, half_life: float,
+    batch: tuple[Tensor, Tensor, Tensor], stream: Any, affine: tuple[Tensor, Tensor],
+    min_standard_errors: float | None, *, eps: float, half_life: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Weight and bias (c,) with which a norm by the moments of the `batch` has the values of the stream's statistics.
 
-    `stream`, a `triton_norm.StreamStatistics`, is moved by the batch; `shares`: the shares (norms,) of it beside the
-    source's, and which is the norm's.
+    `batch`: mean and variance (c,), and the variance () between its images. `stream`, a `triton_norm.StreamStatistics`,
+    is moved by the batch. `min_standard_errors`: of a shift that counts (`source_mixing.py`); None: do not mix with the
+    source.
     """
-    share, place = shares or (None, 0)
-    given = (*affine, share, place, batch, stream, eps, -1 / half_life)
+    given = (*affine, batch, stream, min_standard_errors, eps, -1 / half_life)
     weight, bias = _FollowStream.apply(*given)  # type: ignore[no-untyped-call]
     return weight, bias
 
@@ -180,18 +194,14 @@ class _SmallBatchNorm(torch.autograd.Function):
 class _FollowStream(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, bias: Tensor, share: Tensor | None, place: int, batch: Any, stream: Any, eps: float,
-        fading: float,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        made = triton_norm().follow_stream(batch, stream, (weight, bias), share, place, eps, fading)
-        ctx.save_for_backward(weight, share, made[2])
-        ctx.place = place
+        ctx: Any, weight: Tensor, bias: Tensor, batch: Any, stream: Any, errors: float | None, eps: float, fading: float
+    ) -> tuple[Tensor, Tensor]:
+        made = triton_norm().follow_stream(batch, stream, (weight, bias), errors, eps, fading)
+        ctx.save_for_backward(weight, made[2])
         return made[0], made[1]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dweight: Tensor, dbias: Tensor) -> tuple[Tensor | None, ...]:
-        weight, share, kept = ctx.saved_tensors
-        gradients = (dweight.contiguous(), dbias.contiguous())
-        dweight, dshare = triton_norm().follow_stream_backward(gradients, weight, share, ctx.place, kept)
-        return dweight, dbias.to(weight.dtype), dshare, *[None] * 5
+        weight, (ratio, offset) = ctx.saved_tensors
+        return (dweight * ratio + dbias * offset).to(weight.dtype), dbias.to(weight.dtype), *[None] * 5

@@ -113,7 +113,7 @@ def split_norm() -> tuple[Statistics, StreamNorm]:
 def come(statistics: Statistics, images: int) -> None:
     """As `begin` does where the memory stays whole."""
     (vectors,) = statistics.vectors
-    vectors.begin(images)
+    vectors.begin(images, 1.0)
     vectors.weigh()
 
 
@@ -145,6 +145,7 @@ def test_clusters_are_normalized_like_separate_streams() -> None:
             torch.testing.assert_close(norm.group_mean[group], own.mean)
             torch.testing.assert_close(norm.group_variance[group], own.variance)
             torch.testing.assert_close(norm.group_images[group], own.images)
+            torch.testing.assert_close(norm.group_share[group], own.share)
     with torch.no_grad(), torch.inference_mode(False):
         norm.observing = False
         expected = torch.stack([alone[g][1](image[None])[0] for g, image in zip(groups.tolist(), x, strict=True)])

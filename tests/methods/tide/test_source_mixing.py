@@ -1,142 +1,174 @@
-"""Source mixing: which statistics a norm uses, and how the share of the stream is learned."""
+"""Source mixing: how much of the stream's statistics a norm uses beside the source's."""
 
 from __future__ import annotations
-
-import copy
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.methods.networks import batches, convnet, make, run, same
-from trust_tta.methods.flat_parameters import FlatParameters, OptimizerConfig
 from trust_tta.methods.statistics import Statistics, StreamNorm
-from trust_tta.methods.tide.constants import TIDE
-from trust_tta.methods.tide.source_mixing import SourceMixing
+from trust_tta.methods.tide.source_mixing import standard_moments
 
-UNIT, RATE, START = int(TIDE.unit), TIDE.mixing_rate, TIDE.stream_share
+CHANNELS = 32
 
 
-def mixing_norm() -> tuple[Statistics, StreamNorm, SourceMixing]:
-    source = nn.BatchNorm2d(4).eval()
-    source.running_mean.copy_(torch.tensor([0.5, -1.0, 0.0, 2.0]))  # type: ignore[union-attr]
-    source.running_var.copy_(torch.tensor([1.0, 0.5, 2.0, 1.5]))  # type: ignore[union-attr]
-    statistics = Statistics(nn.Sequential(source), "stream", mix_source=True)
-    assert statistics.source_mixing is not None
-    return statistics, statistics.norms["0"], statistics.source_mixing
+def mixing_norm(*, mix_source: bool = True) -> tuple[Statistics, StreamNorm]:
+    source = nn.BatchNorm2d(CHANNELS).eval().double()
+    source.running_mean.copy_(torch.linspace(-1, 2, CHANNELS))  # type: ignore[union-attr]
+    source.running_var.copy_(torch.linspace(0.5, 2, CHANNELS))  # type: ignore[union-attr]
+    statistics = Statistics(
+        nn.Sequential(source), "stream", observing_without_grad=True, mix_source=mix_source, cluster_domains=True
+    )
+    return statistics, statistics.norms["0"]
+
+
+def maps(n: int, norm: StreamNorm, *, shift: float = 0.0, scale: float = 1.0, seed: int = 0) -> Tensor:
+    """Maps (n, channels, 6, 6) of the source's statistics; means of images vary by half a standard deviation."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(n, CHANNELS, 6, 6, generator=generator, dtype=torch.float64) * 0.75**0.5
+    standard = drawn + 0.5 * torch.randn(n, CHANNELS, 1, 1, generator=generator, dtype=torch.float64)
+    mean, variance = (value.view(-1, 1, 1) for value in norm.source)  # type: ignore[union-attr]
+    shifted: Tensor = mean + variance.sqrt() * (shift + scale * standard)
+    return shifted
+
+
+def feed(statistics: Statistics, x: Tensor, batch: int = 32) -> None:
+    with torch.no_grad():
+        for images in x.split(batch):
+            statistics.begin(images)
+            statistics.norms["0"](images)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_mixed_statistics_are_those_of_a_pool_of_stream_and_source(share: float) -> None:
     """Of two groups of values, in the proportion of the share, drawn with exactly these means and variances."""
-    _, norm, mixing = mixing_norm()
-    norm.mean.copy_(torch.tensor([1.0, 0.0, -1.0, 2.0]))
-    norm.variance.copy_(torch.tensor([2.0, 1.0, 1.0, 0.5]))
-    with torch.no_grad():
-        mixing.value.fill_(share)
-    assert norm.source_mean is not None
-    assert norm.source_variance is not None
-    mean = share * norm.mean + (1 - share) * norm.source_mean
-    then = norm.source_variance + norm.source_mean**2
-    square = share * (norm.variance + norm.mean**2) + (1 - share) * then
+    _, norm = mixing_norm()
+    norm.mean.copy_(torch.linspace(2, -1, CHANNELS))
+    norm.variance.copy_(torch.linspace(3, 1, CHANNELS))
+    norm.share.fill_(share)
+    source_mean, source_variance = norm.source
+    assert source_mean is not None
+    assert source_variance is not None
+    mean = share * norm.mean + (1 - share) * source_mean
+    square = share * (norm.variance + norm.mean**2) + (1 - share) * (source_variance + source_mean**2)
     used = norm.used()
     assert torch.allclose(used[0], mean, atol=1e-6)
     assert torch.allclose(used[1], square - mean**2, atol=1e-6)
 
 
-def test_gradient_of_the_share_matches_finite_differences() -> None:
-    """In float64, with the statistics of the batch held as they are."""
-    statistics, norm, mixing = mixing_norm()
-    norm.double()
-    x = torch.randn(8, 4, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    weights = torch.randn(8, 4, 5, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+@pytest.mark.parametrize("images", [8, 64, 512])
+def test_share_is_near_zero_without_a_shift(images: int) -> None:
+    shares = []
+    for seed in range(8):
+        statistics, norm = mixing_norm()
+        feed(statistics, maps(images, norm, seed=seed))
+        shares.append(float(norm.share))
+    assert sum(shares) / len(shares) < 0.15
 
-    def loss(value: float) -> Tensor:
-        statistics.restore_source()
-        statistics.begin(x)
+
+@pytest.mark.parametrize(("shift", "scale"), [(1.0, 1.0), (0.0, 0.3), (0.0, 2.0)], ids=["mean", "flat", "strong"])
+def test_share_is_near_one_after_a_large_shift(shift: float, scale: float) -> None:
+    statistics, norm = mixing_norm()
+    feed(statistics, maps(64, norm, shift=shift, scale=scale))
+    assert float(norm.share) > 0.95
+
+
+def test_share_grows_with_the_evidence_for_a_small_shift() -> None:
+    shares = []
+    for images in (8, 64, 512):
+        statistics, norm = mixing_norm()
+        feed(statistics, maps(images, norm, shift=0.15))
+        shares.append(float(norm.share))
+    assert shares == sorted(shares)
+    assert shares[0] < 0.6
+    assert shares[2] > 0.8
+
+
+def test_share_does_not_depend_on_the_batch_size() -> None:
+    """Nor do the statistics and the variance between images: they are those of all images together."""
+    found = []
+    for batch in (1, 5, 48):
+        statistics, norm = mixing_norm()
+        statistics.clusters = None
+        x = maps(48, norm, shift=0.3)
+        norm.memory_images.zero_()
         with torch.no_grad():
-            mixing.value.fill_(value)
-        outputs: Tensor = norm(x)
-        return (outputs.tanh() * weights).sum()
-
-    (slope,) = torch.autograd.grad(loss(0.6), mixing.value)
-    step = 1e-6
-    differences = (loss(0.6 + step) - loss(0.6 - step)).detach() / (2 * step)
-    assert slope.item() == pytest.approx(differences.item(), rel=1e-6)
-
-
-def update(mixing: SourceMixing, gradients: Tensor, images: int = UNIT) -> None:
-    for gradient in gradients:
-        mixing.update(gradient, images, finite=torch.tensor(True))
-
-
-def noise(batches: int, norms: int, seed: int = 0) -> Tensor:
-    return torch.randn(batches, norms, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            for images in x.split(batch):
+                statistics.begin(images)
+                statistics.vectors[0].before.copy_(statistics.vectors[0].now)
+                statistics.vectors[0].weigh()  # as if no shift was detected
+                norm(images)
+        assert norm.source_mean is not None
+        assert norm.source_variance is not None
+        flat = x.flatten(2)
+        source = norm.source_mean, norm.source_variance
+        images_ = standard_moments(flat.mean(2), flat.var(2, correction=0), source, norm.eps)
+        assert float(norm.image_variance) == pytest.approx(float(images_.var(1, correction=0).mean()), rel=1e-2)
+        found.append(float(norm.share))
+    assert found == pytest.approx([found[0]] * 3, abs=5e-3)
 
 
-def test_steady_slope_moves_the_share_and_chance_hardly_does() -> None:
-    steady, chance = (SourceMixing(20, torch.empty(0, dtype=torch.float64)) for _ in range(2))
-    update(steady, 3e-4 * (1 + noise(8, 20)))
-    update(chance, 3e-4 * noise(8, 20))
-    assert float(steady.value.detach()[0]) < START - 5 * RATE
-    assert abs(float(chance.value.detach()[0]) - START) < 4 * RATE
+def test_one_image_is_no_evidence() -> None:
+    statistics, norm = mixing_norm()
+    x = maps(1, norm, shift=3.0)
+    feed(statistics, torch.cat([x, x.flip(-1)]))  # two images, and then one with two views
+    assert float(norm.share) > 0.9
+    statistics.restore_source()
+    statistics.begin(x)
+    with torch.no_grad():
+        outputs = norm(torch.cat([x, x.flip(-1)]))
+    assert float(norm.share) == 0
+    mean, variance = norm.source
+    assert mean is not None
+    assert variance is not None
+    wanted = nn.functional.batch_norm(x, mean, variance, norm.weight, norm.bias, eps=norm.eps)
+    assert torch.allclose(outputs[:1], wanted)
 
 
-def test_equal_slopes_move_the_share_by_the_rate_per_128_images() -> None:
-    mixing = SourceMixing(3, torch.empty(0, dtype=torch.float64))
-    update(mixing, torch.full((1, 3), 2e-4, dtype=torch.float64), images=32)
-    assert mixing.value.tolist() == pytest.approx([START - RATE * 32 / UNIT] * 3)
+def test_each_group_has_a_share_of_its_own() -> None:
+    statistics, norm = mixing_norm()
+    x = torch.cat([maps(64, norm), maps(64, norm, shift=1.0, seed=1)])
+    statistics.begin(x)
+    norm.groups = torch.arange(128) // 64
+    with torch.no_grad():
+        norm(x)
+    shares = norm.group_share.tolist()
+    assert shares[0] < 0.2
+    assert shares[1] > 0.95
+    assert shares[2:] == [0] * len(shares[2:])
 
 
-def test_non_finite_gradient_changes_nothing() -> None:
-    mixing = SourceMixing(2, torch.empty(0))
-    update(mixing, torch.tensor([[1.0, -0.5]]), images=32)
-    before = copy.deepcopy(mixing.values())
-    mixing.update(torch.tensor([float("nan"), float("inf")]), 32, finite=torch.tensor(False))
-    assert same(mixing.values(), before)
+def test_option_turns_mixing_off() -> None:
+    statistics, norm = mixing_norm(mix_source=False)
+    x = maps(64, norm)
+    feed(statistics, x, batch=64)
+    assert norm.used()[0] is norm.mean
+    assert torch.allclose(norm.mean, x.mean((0, 2, 3)))
+    plain = make("tide", convnet(), source_mixing=False)
+    assert not any(norm.mix_source for norm in plain.statistics.norms.values())
 
 
-def test_non_finite_slope_of_the_share_skips_the_step() -> None:
-    """The loss and the weights' gradient are finite: the root of 0 has no slope."""
-    weights = FlatParameters({"w": nn.Parameter(torch.ones(2))}, OptimizerConfig())
-    share = torch.zeros(1, requires_grad=True)
-    assert not weights.backward(weights.named["w"].sum() + share.sqrt().sum(), extra=share)
-    assert weights.backward(weights.named["w"].sum() + share.sum(), extra=share)
-
-
-def test_shift_restores_the_initial_share() -> None:
-    mixing = SourceMixing(2, torch.empty(0))
-    update(mixing, torch.tensor([[1.0, -0.5]]), images=512)
-    mixing.forget(torch.tensor(0.5))
-    assert float(mixing.images) == 256
-    mixing.forget(torch.tensor(0.0))
-    assert mixing.value.tolist() == [START, START]
-    assert not any(float(getattr(mixing, name)) for name in ("slope", "square", "images"))
-
-
-def test_share_reaches_the_minimum_of_the_loss() -> None:
-    mixing = SourceMixing(8, torch.empty(0, dtype=torch.float64))
-    for _ in range(60):
-        (gradient,) = torch.autograd.grad((mixing.value - 0.3).square().sum(), mixing.value)
-        mixing.update(gradient, UNIT, finite=torch.tensor(True))
-    assert float(mixing.value.detach()[0]) == pytest.approx(0.3, abs=0.15)
-
-
-def test_tide_learns_the_share_unless_told_otherwise() -> None:
+def test_fork_and_reset_keep_shares_apart() -> None:
     method = make("tide", convnet())
-    mixing = method.statistics.source_mixing
-    assert mixing is not None
     run(method, batches(3))
-    assert float(mixing.images) == sum(len(x) for x in batches(3))
-    assert float(mixing.square) > 0
     twin = method.fork()
     before = method.state_dict()
     run(twin, batches(2))
-    assert same(method.state_dict(), before)  # a fork has a share of its own
+    assert same(method.state_dict(), before)
     method.reset()
-    assert float(mixing.images) == 0
-    plain = make("tide", convnet(), source_mixing=False)
-    assert plain.statistics.source_mixing is None
-    norm = next(iter(plain.statistics.norms.values()))
-    assert norm.used()[0] is norm.mean
-    assert float(norm.images) == TIDE.source_images
+    assert all(float(norm.share) == 0 for norm in method.statistics.norms.values())
+
+
+def test_state_saved_with_a_learned_share_is_read() -> None:
+    """As the last version saved it: a part `source_mixing`, and neither shares nor variances between images."""
+    method = make("bn", convnet(), statistics="stream")
+    run(method, batches(2))
+    old = method.state_dict()
+    old["statistics"] = {k: v for k, v in old["statistics"].items() if not k.endswith(("image_variance", "share"))}
+    old["statistics"]["source_mixing"] = {"value": torch.ones(2), "images": torch.zeros(())}
+    twin = make("bn", convnet(), statistics="stream")
+    twin.load_state_dict(old)
+    for norm, other in zip(twin.statistics.norms.values(), method.statistics.norms.values(), strict=True):
+        assert torch.equal(norm.mean, other.mean)
+        assert float(norm.share) == 1

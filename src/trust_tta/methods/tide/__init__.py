@@ -7,8 +7,11 @@ p_i be the mean probability of the two views of image i, C the number of classes
    **shift detector** (`shift_detector.py`) compares the mean description of the last images with that of the domain and
    gives the probability d that a new domain has begun; memories, Adam's among them, shrink by 1 - d, and half of what
    the weights learned goes with a domain: theta <- theta + d/2 (theta_source - theta).
-2. **Source mixing** (`source_mixing.py`). The statistics are those of a mixture of stream and training data in the
-   proportion a : 1 - a; a starts at 1 and descends the loss L of step 5, as far as the sign of dL/da is steady.
+2. **Source mixing** (`source_mixing.py`). Each BatchNorm uses the statistics of a mixture of stream and training data
+   in the proportion a : 1 - a. With the channel means and mean squares t_i of image i in units of the source, their
+   mean t over the n images of the stream and the mean squared distance V of the t_i to t,
+
+       a  =  max(0, 1 - 4 V / (n - 1) / |t - t_source|^2).
 3. **Domain clusters** (`domain_clusters.py`). Where the descriptions of the images vary more than those of one domain,
    k-means finds 8 clusters, and each BatchNorm keeps statistics for each of them.
 4. **Class prior** (`class_prior.py`). With the mean prediction q of the stream, shrunk to even classes,

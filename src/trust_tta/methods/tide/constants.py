@@ -13,11 +13,8 @@ class TideConstants:
 
     # Stream statistics of the BatchNorms
     stream_memory: float = 10240.0  # long enough for a run of each class; new domains cut it
-    source_images: float = 16.0  # prior weight of the training statistics: single images start from the source
+    min_standard_errors: float = 2.0  # a shift below so many standard errors leaves the source's statistics in use
     kept_images: float = 8.0  # at least so much memory survives a shift: the next batch may hold one image
-
-    stream_share: float = 1.0  # of the stream in the mixed statistics when a domain begins
-    mixing_rate: float = 0.1  # the share of the stream's statistics moves by at most so much per `unit`
 
     # Shift detector
     recent_images: float = 16.0  # averages out single images; a shift shows within 16 images

@@ -37,9 +37,9 @@ class TideOptions(LearningOptions):
     """`lr` and `source_decay` are per 128 images. `views`: average with the mirror image, or not, where left and right
     matter.
 
-    `source_mixing`: learn the share of the stream's BatchNorm statistics beside the source's. `domain_clusters`:
-    statistics for each domain of a mixed stream. `correct_prior`: correct predictions by the class prior.
-    `error_scaling`: shorter steps where few errors are expected.
+    `source_mixing`: shrink the stream's BatchNorm statistics towards the source's. `domain_clusters`: statistics for
+    each domain of a mixed stream. `correct_prior`: correct predictions by the class prior. `error_scaling`: shorter
+    steps where few errors are expected.
     """
 
     lr: Rate = 5e-4
@@ -180,9 +180,6 @@ class Tide(Learner):
         finite = self.step(self.adaptation_loss(mean_log_probability(views), marginal))
         self.counters.backwards += self.options.views == "mirror"
         pace = (1 - prediction.weight) * error_scale
-        if self.statistics.source_mixing is not None and self.weights.extra_gradient is not None:
-            steady = 1 - prediction.weight
-            self.statistics.source_mixing.update(self.weights.extra_gradient, images, finite=finite, pace=steady)
         units = images * self.statistics.samples_per_image / TIDE.unit
         moved = start + (self.weights.snapshot() - start) * (pace * self.new_domain_boost * math.sqrt(units))
         decay = self.options.source_decay * (1 + TIDE.low_error_decay * (1 - error_scale))

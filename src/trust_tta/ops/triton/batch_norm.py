@@ -20,18 +20,23 @@ ELEMENTS = 2048  # of a program's block
 
 
 class StreamStatistics(NamedTuple):
-    """StreamStatistics statistics of one norm: means and variances (c,) in float32, and scalars.
+    """Stream statistics of one norm: means and variances (c,) in float32, and scalars.
 
-    `memory_*`: before the batch, whose images count for `count`; then where it is written to; `source_*`: of training.
+    `memory_*`: before the batch, whose images count for `count`, each for `samples`; then where it is written to;
+    `source_*`: of training.
     """
 
     memory_mean: Tensor
     memory_variance: Tensor
     memory_images: Tensor
+    memory_image_variance: Tensor
     count: Tensor
+    samples: Tensor
     mean: Tensor
     variance: Tensor
     images: Tensor
+    image_variance: Tensor
+    share: Tensor
     source_mean: Tensor
     source_variance: Tensor
 
@@ -116,32 +121,18 @@ def _columns(x: Tensor) -> tuple[tuple[int], dict[str, int | bool]]:
 
 
 def follow_stream(
-    batch: tuple[Tensor, Tensor], stream: StreamStatistics, affine: tuple[Tensor, Tensor], share: Tensor | None,
-    place: int, eps: float, fading: float,
+    batch: tuple[Tensor, Tensor, Tensor], stream: StreamStatistics, affine: tuple[Tensor, Tensor], errors: float | None,
+    eps: float, fading: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Move the memory; see `norm.follow_stream`. The third result (4, c) is for the backward."""
+    """Move the memory; see `norm.follow_stream`. The third result (2, c) is for the backward."""
     mean = batch[0]
-    made = mean.new_empty((6, len(mean)))
+    made = mean.new_empty((4, len(mean)))
     with torch.cuda.device_of(mean):
         follow_stream_kernel[(1,)](
-            *batch, *stream, *affine, mean if share is None else share, made, place, eps, fading,
-            SHARED=share is not None, **_vector(mean),
+            *batch, *stream, *affine, made, (errors or 0.0) ** 2, eps, fading,
+            MIXED=errors is not None, **_vector(mean),
         )  # fmt: skip
     return made[0], made[1], made[2:]
-
-
-def follow_stream_backward(
-    gradients: tuple[Tensor, Tensor], weight: Tensor, share: Tensor | None, place: int, kept: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the weight (c,) and of the shares (norms,), from those of what `follow_stream` gave."""
-    dweight, dshare = torch.empty_like(weight), None if share is None else torch.empty_like(share)
-    norms = 0 if share is None else len(share)
-    with torch.cuda.device_of(weight):
-        follow_stream_backward_kernel[(1,)](
-            *gradients, weight, kept, dweight, dweight if dshare is None else dshare, place, norms,
-            SHARED=share is not None, BLOCK_N=power_of_two(max(norms, 1)), **_vector(weight),
-        )  # fmt: skip
-    return dweight, dshare
 
 
 def _vector(x: Tensor) -> dict[str, int | bool]:
@@ -285,13 +276,14 @@ def input_gradient_kernel(
     tl.store(p_dx + o_x, b_dx.to(p_dx.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["i_place"])
+@triton.jit
 def follow_stream_kernel(
-    p_batch_mean, p_batch_variance, p_memory_mean, p_memory_variance, p_memory_images, p_count, p_mean, p_variance,
-    p_images, p_source_mean, p_source_variance, p_weight, p_bias, p_share, p_out, i_place, eps, fading,
-    SHARED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr,
+    p_batch_mean, p_batch_variance, p_batch_between, p_memory_mean, p_memory_variance, p_memory_images,
+    p_memory_between, p_count, p_samples, p_mean, p_variance, p_images, p_between, p_share, p_source_mean,
+    p_source_variance, p_weight, p_bias, p_out, errors, eps, fading,
+    MIXED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Weight and bias; and for the backward their factors, and the slopes of the latter along the share."""
+    """Weight and bias; and for the backward their factors. `between`: the variance between images."""
     o_c = tl.arange(0, BLOCK_C)
     m_c = o_c < CHANNELS
     b_count = tl.load(p_count)
@@ -300,18 +292,38 @@ def follow_stream_kernel(
     b_spread = tl.load(p_batch_variance + o_c, mask=m_c, other=0.0)
     b_mean = tl.load(p_memory_mean + o_c, mask=m_c, other=0.0)
     b_variance = tl.load(p_memory_variance + o_c, mask=m_c, other=0.0)
+    b_source_mean = tl.load(p_source_mean + o_c, mask=m_c, other=0.0)
+    b_source = tl.load(p_source_variance + o_c, mask=m_c, other=1.0)
+    if MIXED:
+        # The squared distance of batch and memory in standard moments, before the memory moves.
+        b_unit = 1.0 / (b_source + eps)
+        b_first = b_batch - b_source_mean
+        b_second = b_mean - b_source_mean
+        b_square = (b_spread - b_variance + b_first * b_first - b_second * b_second) * b_unit
+        b_first -= b_second
+        b_apart = tl.where(m_c, b_first * b_first * b_unit + 0.5 * b_square * b_square, 0.0)
+        b_between = tl.load(p_memory_between)
+        b_between += b_new * (tl.load(p_batch_between) - b_between)
+        b_between += b_new * (1.0 - b_new) * tl.sum(b_apart, 0) / (2 * CHANNELS)
+        tl.store(p_between, b_between)
     b_away = b_batch - b_mean
     b_mean += b_new * b_away
     # Two means are a variance, too.
     b_variance += b_new * (b_spread - b_variance) + b_new * (1.0 - b_new) * b_away * b_away
+    b_images = b_count / b_new
     tl.store(p_mean + o_c, b_mean, mask=m_c)
     tl.store(p_variance + o_c, b_variance, mask=m_c)
-    tl.store(p_images, b_count / b_new)
-    if SHARED:
-        b_share = tl.load(p_share + i_place).to(tl.float32)
-        b_source = tl.load(p_source_variance + o_c, mask=m_c, other=0.0)
-        b_away = b_mean - tl.load(p_source_mean + o_c, mask=m_c, other=0.0)
-        b_slope = b_variance - b_source + (1.0 - 2.0 * b_share) * b_away * b_away
+    tl.store(p_images, b_images)
+    if MIXED:
+        b_away = b_mean - b_source_mean
+        b_square = (b_variance + b_away * b_away) * b_unit - 1.0
+        b_distance = tl.where(m_c, b_away * b_away * b_unit + 0.5 * b_square * b_square, 0.0)
+        b_distance = tl.sum(b_distance, 0) / (2 * CHANNELS)
+        b_images /= tl.load(p_samples)
+        b_chance = errors * b_between / tl.maximum(b_images - 1.0, 1e-6)
+        b_share = tl.minimum(tl.maximum(1.0 - b_chance / tl.maximum(b_distance, 1e-12), 0.0), 1.0)
+        b_share = tl.where(b_images > 1.0, b_share, 0.0)
+        tl.store(p_share, b_share)
         b_variance = b_source + b_share * (b_variance - b_source + (1.0 - b_share) * b_away * b_away)
         b_mean -= (1.0 - b_share) * b_away
     b_scale = tl.rsqrt(b_variance + eps)
@@ -323,33 +335,6 @@ def follow_stream_kernel(
     tl.store(p_out + CHANNELS + o_c, b_bias + b_weight * b_offset, mask=m_c)
     tl.store(p_out + 2 * CHANNELS + o_c, b_ratio, mask=m_c)
     tl.store(p_out + 3 * CHANNELS + o_c, b_offset, mask=m_c)
-    if SHARED:
-        b_slope *= -0.5 * b_scale * b_scale
-        tl.store(p_out + 4 * CHANNELS + o_c, b_ratio * b_slope, mask=m_c)
-        tl.store(p_out + 5 * CHANNELS + o_c, b_offset * b_slope - b_away * b_scale, mask=m_c)
-
-
-@triton.jit(do_not_specialize=["i_place", "norms"])
-def follow_stream_backward_kernel(
-    p_dweight, p_dbias, p_weight, p_kept, p_out, p_dshare, i_place, norms,
-    SHARED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """The gradient of the share is a sum over the channels; those of other norms' shares are zero."""
-    o_c = tl.arange(0, BLOCK_C)
-    m_c = o_c < CHANNELS
-    b_dweight = tl.load(p_dweight + o_c, mask=m_c, other=0.0)
-    b_dbias = tl.load(p_dbias + o_c, mask=m_c, other=0.0)
-    b_ratio = tl.load(p_kept + o_c, mask=m_c, other=0.0)
-    b_offset = tl.load(p_kept + CHANNELS + o_c, mask=m_c, other=0.0)
-    b_out = b_dweight * b_ratio + b_dbias * b_offset
-    tl.store(p_out + o_c, b_out.to(p_out.dtype.element_ty), mask=m_c)
-    if SHARED:
-        b_ratio = tl.load(p_kept + 2 * CHANNELS + o_c, mask=m_c, other=0.0)
-        b_offset = tl.load(p_kept + 3 * CHANNELS + o_c, mask=m_c, other=0.0)
-        b_weight = tl.load(p_weight + o_c, mask=m_c, other=0.0).to(tl.float32)
-        b_sum = tl.sum(b_weight * (b_dweight * b_ratio + b_dbias * b_offset), 0)
-        o_n = tl.arange(0, BLOCK_N)
-        tl.store(p_dshare + o_n, tl.where(o_n == i_place, b_sum, 0.0), mask=o_n < norms)
 
 
 @triton.jit(do_not_specialize=["rows"])
