@@ -9,9 +9,10 @@ t_i to t. The statistics in use go the share
 
 of the way from the source to the stream: near 0 where nothing has changed, near 1 under a corruption, and with small
 batches it grows with the evidence. k = 1 is the positive-part James-Stein estimator, which minimizes the squared error
-of the statistics. Their noise costs more accuracy than an equal shift, since it adds up over the layers, and the
-memory of small batches holds maps made with earlier statistics: with k = 2 (`min_standard_errors`) all networks on
-which it was tried gain.
+of the statistics. Their noise costs more accuracy than an equal shift where it adds up over many layers, and the
+memory of small batches holds maps made with earlier statistics. On an EfficientNet-lite0, k = 2 (`min_standard_errors`)
+is better than k = 1 by 0.5 to 5 points on clean and mildly corrupted images; on a ResNet-56 in batches of 16 it is
+worse by about 1.
 """
 
 from __future__ import annotations
