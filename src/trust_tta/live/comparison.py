@@ -162,7 +162,9 @@ class Comparison:
         """Whether the source should predict every image."""
         if self.few_classes or not self._window.images:
             return True
-        return self.weight < MAX_WEIGHT and 1 - (self.agreement or 0.0) > HARMLESS
+        differing = 1 - (self.agreement or 0.0)
+        equal = differing == 0 or (differing <= HARMLESS and self._window.images >= COMPARED_IMAGES // 2)
+        return self.weight < MAX_WEIGHT and not equal
 
     def forget(self) -> None:
         """Begin in doubt again; the test goes on."""
