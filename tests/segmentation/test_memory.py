@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from trust_tta.bench.metrics import PixelMeter
-from trust_tta.live.monitors import MAX_PIXELS, probability_rows
 from trust_tta.live.stream import Stream
+from trust_tta.live.stream_statistics import MAX_PIXELS, probability_rows
 from trust_tta.methods import gather_fisher, losses
 from trust_tta.methods.base import Method
 from trust_tta.methods.ensembling import MeanProbability, log_mean_probability

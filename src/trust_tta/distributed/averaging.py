@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trust_tta.live.monitors import input_distance
+from trust_tta.live.stream_statistics import input_distance
 from trust_tta.schema import Count, Fraction, Positive, Schema
 
 MIN_TO_JUDGE = 3  # updates: with fewer, none can be the odd one out

@@ -12,10 +12,10 @@ from trust_tta.distributed.averaging import MergeResult, ReplicaState, ReplicaUp
 from trust_tta.errors import StateError
 from trust_tta.live.guard import Event
 from trust_tta.live.inputs import prepare
-from trust_tta.live.monitors import Window
 from trust_tta.live.session import Result
 from trust_tta.live.source_reference import SourceReference
 from trust_tta.live.stream import Stream
+from trust_tta.live.stream_statistics import Window
 from trust_tta.methods.base import Method
 
 SIGNATURE_IMAGES = 256  # from which the signature is computed, at most

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from trust_tta.errors import ConfigError, StateError
 from trust_tta.live.comparison import BLOCK, TEST_TOLERANCE, spread_difference
-from trust_tta.live.monitors import probability_rows
 from trust_tta.live.source_reference import SourceReference
+from trust_tta.live.stream_statistics import probability_rows
 from trust_tta.methods.base import Method
 from trust_tta.schema import show
 

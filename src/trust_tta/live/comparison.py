@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trust_tta.errors import StateError
-from trust_tta.live.monitors import Values, Window
 from trust_tta.live.sequential_test import HarmTest
+from trust_tta.live.stream_statistics import Values, Window
 from trust_tta.schema import show
 
 COMPARED_IMAGES = 256  # over which evidence for the weights is computed

@@ -13,8 +13,15 @@ from trust_tta.live.calibration import Reference
 from trust_tta.live.comparison import BLOCK, COMPARED_IMAGES, TEST_TOLERANCE, Comparison, differs
 from trust_tta.live.guard import Guard
 from trust_tta.live.inputs import ImageStats
-from trust_tta.live.monitors import Reading, Values, Window, effective_classes, probability_rows, weight_distance
 from trust_tta.live.source_reference import SourceReference
+from trust_tta.live.stream_statistics import (
+    Reading,
+    Values,
+    Window,
+    effective_classes,
+    probability_rows,
+    weight_distance,
+)
 from trust_tta.methods.base import Method
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.schema import show

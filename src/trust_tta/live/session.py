@@ -19,8 +19,8 @@ from trust_tta.live.counters import StreamCounters
 from trust_tta.live.guard import Action, Event, EventKind, Guard
 from trust_tta.live.inputs import ImageStats, blank, examine, mostly_repeated, usable
 from trust_tta.live.monitor import Monitor
-from trust_tta.live.monitors import Reading, effective_classes, probability_rows
 from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
+from trust_tta.live.stream_statistics import Reading, effective_classes, probability_rows
 from trust_tta.methods.base import Method
 from trust_tta.methods.validation import all_finite
 from trust_tta.ops.segmentation_logits import Logits, upsample

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trust_tta.live.monitors import Values, input_distance
+from trust_tta.live.stream_statistics import Values, input_distance
 from trust_tta.methods.base import Method
 from trust_tta.methods.forward import NetworkForward, take_logits
 from trust_tta.methods.statistics import has_statistics, use_batch_statistics

@@ -17,9 +17,9 @@ from trust_tta.live.calibration import Reference, calibrate
 from trust_tta.live.guard import Event, Guard
 from trust_tta.live.inputs import prepare
 from trust_tta.live.monitor import Monitor
-from trust_tta.live.monitors import Reading
 from trust_tta.live.session import Result, Session
 from trust_tta.live.snapshots import Folder, Memory, read_state, write_state
+from trust_tta.live.stream_statistics import Reading
 from trust_tta.methods.base import Method
 
 MAX_FINGERPRINTED = 8  # tensors of the adapted weights

@@ -9,8 +9,14 @@ import torch
 from torch import nn
 
 from tests.live.toys import clean, draw, make, states_equal, toy
-from trust_tta.live.monitors import Window, effective_classes, input_distance, probability_rows, weight_distance
 from trust_tta.live.source_reference import SourceReference
+from trust_tta.live.stream_statistics import (
+    Window,
+    effective_classes,
+    input_distance,
+    probability_rows,
+    weight_distance,
+)
 from trust_tta.ops.segmentation_logits import upsample
 
 
