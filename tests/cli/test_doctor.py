@@ -16,8 +16,8 @@ from trust_tta.ops.cpu import native
 
 @pytest.fixture(autouse=True)
 def compiled_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave Triton's interpreter out: tests/scan checks it, and it is slow."""
-    monkeypatch.setattr(selfcheck, "_interpreting", lambda: False)
+    """Leave Triton's interpreter out: tests/ops checks it, and it is slow."""
+    monkeypatch.setattr(selfcheck, "is_interpreted", lambda: False)
 
 
 def test_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:

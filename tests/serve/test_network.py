@@ -15,6 +15,8 @@ from trust_tta.cli.main import build_parser
 from trust_tta.cli.serve import _network_source
 from trust_tta.config_io import read_class_names
 from trust_tta.errors import ConfigError
+from trust_tta.live.guard import Guard
+from trust_tta.live.stream import Stream
 from trust_tta.serve.network import NetworkSource, open_network
 from trust_tta.serve.service import Service
 
@@ -64,7 +66,8 @@ def test_network_that_loads_itself_is_served(tmp_path: Path) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             service.predict(torch.from_numpy(raw).permute(0, 3, 1, 2).float(), stream="a", adapt=False).result(60)
-    expected = open_network(source, "tide").method.evaluate(network.preprocessing(raw))
+    stream = Stream(open_network(source, "tide").method, guard=Guard())
+    expected = stream(network.preprocessing(raw), adapt=False).logits
     torch.testing.assert_close(predicted.logits, expected)
     assert any("values from 0 to 255" in str(warning.message) for warning in caught)
 

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from tests.serve.services import MODEL, SIZE, Process, make_network, pixels, process, serving
+from trust_tta.live.guard import Guard
+from trust_tta.live.stream import Stream
 from trust_tta.models.factory import create_model
 from trust_tta.serve.protocol import read_request
 from trust_tta.serve.settings import RequestError, Settings
@@ -86,12 +88,13 @@ def tensor(values: Any, kind: str, shape: list[int], **more: Any) -> dict[str, A
     return {"name": "images", "datatype": kind, "shape": shape, "data": values, **more}
 
 
-def test_logits_are_those_of_the_method(client: httpx.Client, tmp_path: Path) -> None:
+def test_logits_are_those_of_the_guarded_stream(client: httpx.Client, tmp_path: Path) -> None:
     images = torch.randn(3, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
     asked = {"inputs": [tensor(images.flatten().tolist(), "FP32", list(images.shape))]}
     answer = client.post(f"{INFER}?stream=one", json=asked).json()
     logits = torch.tensor(answer["outputs"][0]["data"]).view(answer["outputs"][0]["shape"])
-    torch.testing.assert_close(logits, make_network(tmp_path).method(images), rtol=1e-4, atol=1e-5)
+    expected = Stream(make_network(tmp_path).method, guard=Guard())(images).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_raw_pixels_go_through_the_preprocessing(client: httpx.Client, tmp_path: Path) -> None:
@@ -163,8 +166,8 @@ def test_non_finite_image_is_refused(client: httpx.Client) -> None:
     assert "not finite" in response.json()["error"]
 
 
-def test_adapted_checkpoint_predicts_as_the_stream(server: Process, tmp_path: Path) -> None:
-    """What the service gives away predicts as the service does."""
+def test_adapted_checkpoint_predicts_as_the_adapted_method(server: Process, tmp_path: Path) -> None:
+    """The downloaded checkpoint has the weights and statistics of the method after the same images."""
     file = tmp_path / "adapted.safetensors"
     images = torch.randn(8, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
     asked = {"inputs": [tensor(images.tolist(), "FP32", list(images.shape))], "parameters": {"stream": "given"}}
@@ -172,9 +175,10 @@ def test_adapted_checkpoint_predicts_as_the_stream(server: Process, tmp_path: Pa
         assert http.post(INFER, json=asked).json()["parameters"]["adapted"]
         assert http.get("/streams/given/checkpoint").status_code == 401
         file.write_bytes(http.get("/streams/given/checkpoint", headers={"Authorization": "Bearer a-token"}).content)
-        asked["parameters"] = {"stream": "given", "adapt": False}
-        served = torch.tensor(http.post(INFER, json=asked).json()["outputs"][0]["data"]).view(8, 4)
+    method = make_network(tmp_path).method
+    method(images)
     model = create_model("vmamba_nano", checkpoint=file)
     with torch.no_grad():  # tide sees the mirror image, too
         views = [model(images).softmax(1), model(images.flip(-1)).softmax(1)]
-    torch.testing.assert_close((views[0] + views[1]) / 2, served.softmax(1), rtol=1e-4, atol=1e-5)
+    expected = method.evaluate(images).softmax(1)
+    torch.testing.assert_close((views[0] + views[1]) / 2, expected, rtol=1e-4, atol=1e-5)

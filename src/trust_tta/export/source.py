@@ -18,6 +18,7 @@ from trust_tta import __version__
 from trust_tta.errors import CheckpointError, ConfigError, StateError
 from trust_tta.live.snapshots import Folder, read_state
 from trust_tta.methods.base import Method
+from trust_tta.methods.tide.source_mixing import mix_statistics
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint, describe
 from trust_tta.preprocessing import Preprocessing
@@ -152,10 +153,11 @@ def _of_state(source: ExportSource, state: Mapping[str, Any], books: Mapping[str
     moved = _load(parameters, state["adapted"], "weights")
     statistics = state["statistics"]
     norms = {name: m for name, m in source.network.named_modules() if isinstance(m, _BatchNorm)}
+    used = _used_statistics(norms, statistics)
     for ours, theirs in (("running_mean", "mean"), ("running_var", "variance")):
-        if statistics.get(theirs):
+        if used.get(theirs):
             buffers = {name: getattr(norm, ours) for name, norm in norms.items()}
-            moved += _load(buffers, statistics[theirs], "statistics")
+            moved += _load(buffers, used[theirs], "statistics")
     if not moved and state["method"] != "source":
         raise StateError(
             f"this state of '{state['method']}' changes no weights or statistics; export the network itself"
@@ -168,6 +170,21 @@ def _of_state(source: ExportSource, state: Mapping[str, Any], books: Mapping[str
         "adapted_on": json.dumps({key: counted[key] for key in ("images", "batches", "updates") if counted.get(key)}),
     }
     return replace(source, about=about)
+
+
+def _used_statistics(norms: Mapping[str, _BatchNorm], statistics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Means and variances (channels,) by norm; where the state has a share of the stream, mixed with the source's."""
+    used = {kind: dict(statistics.get(kind) or {}) for kind in ("mean", "variance")}
+    for name, share in (statistics.get("share") or {}).items():
+        norm, mean, variance = norms.get(name), used["mean"].get(name), used["variance"].get(name)
+        fits = norm is not None and isinstance(mean, Tensor) and isinstance(variance, Tensor)
+        if norm is None or norm.running_mean is None or norm.running_var is None or not fits:
+            continue  # `_load` says what does not fit
+        if mean.shape == variance.shape == norm.running_mean.shape and share != 1:
+            used["mean"][name], used["variance"][name] = mix_statistics(
+                (mean, variance), (norm.running_mean, norm.running_var), share
+            )
+    return used
 
 
 def _load(targets: Mapping[str, Tensor | None], values: Mapping[str, Any], what: str) -> int:

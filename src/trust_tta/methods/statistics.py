@@ -26,7 +26,7 @@ from trust_tta.methods.state import Array, Spec, clone
 from trust_tta.methods.tide.constants import TIDE
 from trust_tta.methods.tide.domain_clusters import DomainClusters
 from trust_tta.methods.tide.shift_detector import ShiftDetector
-from trust_tta.methods.tide.source_mixing import standard_moments, stream_share
+from trust_tta.methods.tide.source_mixing import mix_statistics, standard_moments, stream_share
 from trust_tta.ops.batch_norm import (
     batch_norm,
     can_use_kernels,
@@ -586,10 +586,7 @@ class StreamNorm(OwnNorm):
         """Statistics (..., channels) of a mixture of stream and training data in the proportion share : 1 - share."""
         if not self.mix_source:
             return mean, variance
-        source_mean, source_variance = cast(tuple[Tensor, Tensor], self.source)
-        away = mean - source_mean
-        apart = share * (1 - share) * away.square()  # two means are a variance, too
-        return source_mean + share * away, source_variance + share * (variance - source_variance) + apart
+        return mix_statistics((mean, variance), cast(tuple[Tensor, Tensor], self.source), share)
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,3 +42,16 @@ def stream_share(distance: Tensor, image_variance: Tensor, images: Tensor) -> Te
     """
     chance = image_variance / (images - 1).clamp_min(1e-6)
     return (1 - TIDE.min_standard_errors**2 * chance / distance.clamp_min(1e-12)).clamp(0, 1) * (images > 1)
+
+
+def mix_statistics(
+    stream: tuple[Tensor, Tensor], source: tuple[Tensor, Tensor], share: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance (..., channels) of a mixture of stream and training data in the proportion share : 1 - share.
+
+    The distance between the two means adds to the variance.
+    """
+    (mean, variance), (source_mean, source_variance) = stream, source
+    away = mean - source_mean
+    between = share * (1 - share) * away.square()
+    return source_mean + share * away, source_variance + share * (variance - source_variance) + between
