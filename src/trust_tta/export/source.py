@@ -177,13 +177,12 @@ def _used_statistics(norms: Mapping[str, _BatchNorm], statistics: Mapping[str, A
     used = {kind: dict(statistics.get(kind) or {}) for kind in ("mean", "variance")}
     for name, share in (statistics.get("share") or {}).items():
         norm, mean, variance = norms.get(name), used["mean"].get(name), used["variance"].get(name)
-        fits = norm is not None and isinstance(mean, Tensor) and isinstance(variance, Tensor)
-        if norm is None or norm.running_mean is None or norm.running_var is None or not fits:
-            continue  # `_load` says what does not fit
-        if mean.shape == variance.shape == norm.running_mean.shape and share != 1:
-            used["mean"][name], used["variance"][name] = mix_statistics(
-                (mean, variance), (norm.running_mean, norm.running_var), share
-            )
+        if norm is None or norm.running_mean is None or norm.running_var is None or share == 1:
+            continue
+        shape = norm.running_mean.shape
+        if isinstance(mean, Tensor) and isinstance(variance, Tensor) and mean.shape == variance.shape == shape:
+            source = norm.running_mean, norm.running_var
+            used["mean"][name], used["variance"][name] = mix_statistics((mean, variance), source, share)
     return used
 
 
