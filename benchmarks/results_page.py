@@ -72,7 +72,7 @@ def short() -> str:
                 "Accuracy in percent of the shipped `vmamba_nano` on CIFAR-10-C as `trust-tta corrupt` makes it",
                 "([not the published images](docs/results/README.md#corrupted-images)) at severity 5",
                 "(rows 4 and 5: 1 to 5),",
-                "one set of defaults for every stream; 1,000 images of each corruption, fewer in short domains and",
+                "one set of defaults for all of them; 1,000 images of each corruption, fewer in short domains and",
                 f"small batches; {seeds()}",
                 "([thirteen methods, and which to choose](docs/results/choose.md)). `bn` takes the statistics of",
                 "the batch. Passes per batch: `tide` two forward, two back; `trust` seven and six.",

@@ -22,7 +22,7 @@ MEASURES = ("accuracy", "accuracy_before", "clean_accuracy", "ece", "nll", "brie
 
 
 class Tracker(Protocol):
-    """Where results are sent; `experiment` groups runs, `settings` describe one."""
+    """A destination of results; `experiment` groups runs, `settings` describe one."""
 
     def log(self, experiment: str, run: str, settings: Mapping[str, str], values: Mapping[str, float]) -> None: ...
 
@@ -176,7 +176,7 @@ def run_name(cell: Cell) -> str:
 
 
 def settings_of(cell: Cell) -> dict[str, str]:
-    """What the cells of a run have in common."""
+    """The settings shared by the cells of a run."""
     names = ("dataset", "setting", "severity", "method", "options", "batch_size", "seed", "limit", "checkpoint")
     return {name: str(getattr(cell.key, name)) for name in names} | {"device": cell.provenance.device}
 

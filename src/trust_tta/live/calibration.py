@@ -23,7 +23,7 @@ MAX_TOLERANCE = 0.5  # nats
 
 @dataclass(frozen=True)
 class Reference:
-    """What the guard knows of clean images.
+    """The guard's reference values, measured on clean images.
 
     `confidence`: a mean log confidence of the source that windows of such images exceed; `tolerance`: evidence (nats)
     that adaptation on them, which can do neither good nor harm, stays below.

@@ -155,7 +155,7 @@ class Session:
         return self._mix(monitor, images, logits, source), adapted
 
     def _mix(self, monitor: Monitor, images: Tensor, logits: Tensor, source: Logits | None) -> Tensor:
-        """What is served: the adapted network's logits, the source's, or the logarithm of a mixture of both."""
+        """The logits to serve: the adapted network's logits, the source's, or the logarithm of a mixture of both."""
         comparison = monitor.comparison
         weight = comparison.weight
         if not comparison.in_doubt:
