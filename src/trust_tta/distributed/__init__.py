@@ -1,6 +1,6 @@
 """Ray clusters: sweeps, trainings and the service; and replicas whose adapted weights are averaged.
 
-Ray is imported where it is used; `averaging`, `replicas` and `coordinator` know nothing of it.
+Ray is imported where it is used; `averaging` and `replicas` do not need it.
 """
 
 from trust_tta.distributed.averaging import AveragingConfig, Merger

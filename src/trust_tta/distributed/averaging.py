@@ -40,7 +40,6 @@ class AveragingConfig(Schema):
         default=1.0,
         description="0: the mean of what replicas learned, 1: its sum, as if one had learned it all in turn",
     )
-    patience: Positive = Field(default=2.0, description="seconds for which a merge waits for stragglers")
 
     def interval(self, merges: int) -> int:
         """Images of all replicas between one merge and the next: few at first, when weights change most."""
