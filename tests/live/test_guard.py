@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.live.toys import RUINOUS, accuracy, clean, draw, make, ruin, states_equal
+from trust_tta.errors import ConfigError
 from trust_tta.live.calibration import Reference, calibrate
 from trust_tta.live.counters import MAX_UPDATE_INTERVAL, StreamCounters
 from trust_tta.live.guard import Event, Guard
@@ -274,3 +275,45 @@ def test_ruinous_images_after_a_long_clean_stream_do_not_last(name: str, kind: s
     for i in range(RUIN):
         stream(ruin(kind, i))
     assert serve_clean(stream) >= source_accuracy() - 0.5
+
+
+# Labels
+
+
+@pytest.mark.parametrize("labeled", [0, 4])
+def test_labels_reveal_harm_that_predictions_do_not_show(labeled: int) -> None:
+    """The adapted network confuses classes in pairs: it predicts all of them as often as the source."""
+    stream = Stream(make("tent", lr=1e-3), guard=Guard(on_alarm="source"))
+    adapt, events = stream.method.adapt, list[Event]()
+    stream.method.adapt = lambda images: adapt(images)[:, [1, 0, 3, 2, 5, 4]]  # type: ignore[method-assign,index]
+    for i in range(24):
+        images, labels = draw(32, seed=97_000 + i)
+        result = stream(images)
+        told = torch.full((32,), -1)
+        told[:labeled] = labels[:labeled]
+        events += [*result.events, *stream.feedback(result, told)]
+        if any(e.kind == "alarm" for e in events):
+            break
+    assert any(e.kind == "alarm" for e in events) is bool(labeled)
+    if labeled:
+        assert states_equal(stream.method.state_dict()["adapted"], make("tent", lr=1e-3).state_dict()["adapted"])
+        test = stream._session.monitor.comparison.test  # type: ignore[union-attr]
+        stream.feedback(result, labels)  # of the state that was undone
+        assert test.steps == 0
+
+
+def test_labels_that_speak_for_adaptation_raise_its_weight() -> None:
+    told, silent = (Stream(make("bn")) for _ in range(2))
+    images, labels = draw(32, seed=95_001)
+    results = [stream(-1.5 * images + 3) for stream in (told, silent)]
+    assert told.feedback(results[0], labels) == ()
+    weights = [stream._session.monitor.comparison.weight for stream in (told, silent)]  # type: ignore[union-attr]
+    assert weights[0] > weights[1]
+
+
+@pytest.mark.parametrize("labels", [[1, 2], [0.5] * 32, 3])
+def test_labels_of_another_shape_or_type_are_refused(labels: object) -> None:
+    stream = Stream(make("bn"))
+    result = stream(clean(1)[0])
+    with pytest.raises(ConfigError, match="one class number for each of the 32 images"):
+        stream.feedback(result, labels)

@@ -31,6 +31,7 @@ class StreamCounters:
     images: int = 0
     events: int = 0
     updates: int = 0  # since the state was last restored
+    restored_at: int = 0  # batch after which that was
     at_source: bool = True  # nothing has been learned, or all of it was undone
     since_snapshot: int = 0  # images
     good_snapshot: int = 0  # number of the last good snapshot

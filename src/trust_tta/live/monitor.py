@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from trust_tta.errors import StateError
@@ -69,15 +70,22 @@ class Monitor:
         new = self._surprised and not surprised  # once: it may stay so for good
         return new or self.comparison.in_doubt or self.credit >= min(images, MAX_COMPARED)
 
-    def compare(self, images: Tensor, output: Tensor) -> tuple[Logits | None, bool]:
-        """Compare a prediction; returns the source's, None if only of a sample, and whether the images changed."""
+    def compare(self, images: Tensor, output: Tensor) -> tuple[Logits | None, bool, Tensor | None]:
+        """Compare a prediction; returns the source's, None if only of a sample, and whether the images changed.
+
+        And the classes (n, 2) that both predict, -1 for images that were not compared; None for segmentation.
+        """
         stride = 1 if self.comparison.in_doubt else -(-len(images) // MAX_COMPARED)
         sample, output = images[::stride], output[::stride]
         logits, moments = self.source.predict(sample)
         self.spent += len(sample)
         self.credit = max(0.0, self.credit - len(sample))
         source, adapted = probability_rows(logits), probability_rows(output, probabilities=self._probabilities)
-        if len(source) > len(sample):  # pixels, which depend on each other: one block for a batch
+        pairs: Tensor | None = None
+        if len(source) == len(sample):
+            pairs = torch.full((len(images), 2), -1)
+            pairs[::stride] = torch.stack([adapted.argmax(1), source.argmax(1)], 1).cpu()
+        else:  # pixels, which depend on each other: one block for a batch
             step = len(source) // BLOCK or 1
             source, adapted = source[::step][:BLOCK], adapted[::step][:BLOCK]
         confidence, theirs = (values.cpu().numpy() for values in source.max(1))
@@ -86,7 +94,7 @@ class Monitor:
         counts = [np.bincount(rows, minlength=classes) for rows in (ours, theirs)]
         self._follow_few_classes(len(sample), np.concatenate([*counts, len(sample) * _or_empty(moments)]), classes)
         self._distance = None
-        return (logits if stride == 1 else None), changed
+        return (logits if stride == 1 else None), changed, pairs
 
     def _follow_few_classes(self, images: int, total: Values, classes: int) -> None:
         """Find images of few classes, which batch statistics hide from the adapted network."""

@@ -42,13 +42,17 @@ RESTART_IMAGES = 512  # that the source predicts alone before adaptation begins 
 class Result:
     """The result of a call: `logits` (n, classes), whether the method `adapted` on the batch, and its `events`.
 
-    Rows of images that are not finite are NaN. `reading`: the monitored statistics, if there is a guard.
+    Rows of images that are not finite are NaN. `reading`: the monitored statistics, if there is a guard. `compared`
+    (n, 2): classes that the adapted network and the source predicted, -1 for images that the source did not; for
+    `Stream.feedback`. `batch`: number of the batch in the stream.
     """
 
     logits: Tensor
     adapted: bool
     events: tuple[Event, ...]
     reading: Reading | None = None
+    compared: Tensor | None = None
+    batch: int = 0
 
 
 class Session:
@@ -71,6 +75,7 @@ class Session:
         self.saved = True  # whether the last snapshot was written
         self._alarms: dict[str, Action] = {}  # current alarms, and the action on each
         self._events: list[Event] = []  # of this call
+        self._compared: Tensor | None = None  # `Result.compared` of this call
         self._on_event = on_event
 
     # One batch
@@ -80,7 +85,7 @@ class Session:
 
         Without `adapt` the batch passes the same checks, which may restore an earlier state; it is not counted.
         """
-        self._events = []
+        self._events, self._compared = [], None
         counters, n = self.counters, len(images)
         if adapt:
             counters.batches += 1
@@ -94,7 +99,7 @@ class Session:
             logits, adapted = self._step_on_good(images, stats, good, adapt=adapt, monitored=monitored)
         if adapt and counters.since_snapshot >= self.policy.snapshot_every:
             self._save_candidate()
-        return Result(logits, adapted, tuple(self._events), self.reading)
+        return Result(logits, adapted, tuple(self._events), self.reading, self._compared, counters.batches)
 
     def _check_images(self, stats: ImageStats) -> tuple[NDArray[np.bool_], bool]:
         """Mask (n,) of the images to adapt on; and whether the batch counts for the monitors. Raises `broken_input`."""
@@ -124,6 +129,10 @@ class Session:
             part = self.evaluate(images.new_zeros(1, *images.shape[1:]))[:0]
         logits = part.new_full((len(good), *part.shape[1:]), float("nan"))
         logits[mask] = part
+        if self._compared is not None:
+            compared = self._compared.new_full((len(good), 2), -1)
+            compared[torch.from_numpy(good)] = self._compared
+            self._compared = compared
         is_blank = torch.from_numpy(usable(stats) & ~good).to(images.device)
         if is_blank.any():
             logits[is_blank] = self._predict_alone(images[is_blank]).to(logits)
@@ -147,7 +156,7 @@ class Session:
         due = monitor.add(stats, logits, passes=max(1, self._count_passes() - before))
         if monitored and due:
             few = monitor.comparison.few_classes
-            source, changed = monitor.compare(images, logits)
+            source, changed, self._compared = monitor.compare(images, logits)
             if self._act_on_comparison(monitor, changed=changed, few=few):
                 logits, adapted = self.evaluate(images), False
             self._follow_lead(monitor, len(images))
@@ -188,6 +197,19 @@ class Session:
             return False
         slow = SLOWEST if counters.led else 2 if counters.doubtful > SHORT_DOUBT else 1
         return counters.batches % slow == 0 and counters.take_turn()
+
+    def add_labels(self, compared: Tensor, labels: Tensor, *, batch: int) -> tuple[Event, ...]:
+        """Take labels (m,) of images of a batch and the classes (m, 2) that both networks predicted; may be an alarm.
+
+        Predictions from before the state was last restored say nothing of the present one.
+        """
+        self._events = []
+        monitor = self.monitor
+        if monitor is None or batch <= self.counters.restored_at:
+            return ()
+        monitor.comparison.add_labels(compared[:, 0].numpy(), compared[:, 1].numpy(), labels.numpy())
+        self._act_on_comparison(monitor, changed=False, few=monitor.comparison.few_classes)
+        return tuple(self._events)
 
     def _count_passes(self) -> int:
         """Forward passes of the method so far; a backward pass counts as two."""
@@ -251,7 +273,7 @@ class Session:
         action: Action = self.policy.on_alarm
         if action == "rollback" and counters.update_interval > 1:
             action = "source"  # the last good snapshot was not good enough
-        return self._alarm(action, "the adapted network predicts fewer classes than the source", evidence)
+        return self._alarm(action, "the test is sure that adaptation harms", evidence)
 
     def _alarm(self, action: Action, reason: str, evidence: dict[str, Any]) -> bool:
         restored = self._act("alarm", action, reason, evidence)
@@ -411,6 +433,7 @@ class Session:
         counters = self.counters
         counters.updates = counters.candidate_snapshot = counters.doubtful = 0
         counters.leading_since = counters.led = 0
+        counters.restored_at = counters.batches
         if self.monitor is not None:
             self.monitor.start_over()
 

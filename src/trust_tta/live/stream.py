@@ -86,6 +86,32 @@ class Stream:
             finally:
                 self._take_fingerprint()
 
+    def feedback(self, result: Result, labels: Any) -> tuple[Event, ...]:
+        """Tell the guard the classes (n,) of images that were predicted, -1 where unknown; returns an alarm, if any.
+
+        Labels enter the guard's test and weigh its mixture, at any later time. Only those of images that the source
+        predicted too count: `result.compared` says which.
+        """
+        found = torch.as_tensor(labels).cpu()
+        if found.shape != (len(result.logits),) or found.is_floating_point():
+            raise ConfigError(
+                f"the labels are {found.dtype} {tuple(found.shape)}; give one class number for each of the "
+                f"{len(result.logits)} images, -1 where it is unknown"
+            )
+        if result.compared is None:
+            return ()
+        known = (found >= 0) & (result.compared[:, 1] >= 0)
+        return self.add_labels(result.compared[known], found[known], batch=result.batch)
+
+    def add_labels(self, compared: Tensor, labels: Tensor, *, batch: int) -> tuple[Event, ...]:
+        """`feedback` by rows (m, 2) of `Result.compared`, where the result itself was not kept."""
+        with self._lock:
+            self._check()
+            try:
+                return self._session.add_labels(compared, labels, batch=batch)
+            finally:
+                self._take_fingerprint()
+
     def rollback(self) -> Event:
         """Back to the last good snapshot."""
         return self._request("rollback", self._session.restore_good)

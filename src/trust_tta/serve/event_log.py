@@ -37,21 +37,35 @@ CREATE TABLE IF NOT EXISTS feedback (
 );
 CREATE INDEX IF NOT EXISTS feedback_by_stream ON feedback (stream);
 """
+_COMPARED_COLUMNS = ("batch", "adapted", "source")  # of predictions; not in files of earlier versions
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """The label that a client gave for a prediction. `previous`: the label given before, if any."""
+    """The label that a client gave for a prediction. `previous`: the label given before, if any.
+
+    `compared`: the stream's batch, and the classes that its adapted network and the source predicted; None if the
+    source did not predict the image.
+    """
 
     prediction: str
     stream: str
     predicted: int
     label: int
     previous: int | None = None
+    compared: tuple[int, int, int] | None = None
 
     @property
     def correct(self) -> bool:
         return self.predicted == self.label
+
+
+class StoredPrediction(NamedTuple):
+    """Id and class of a prediction, and `Feedback.compared`."""
+
+    id: str
+    predicted: int
+    compared: tuple[int, int, int] | None = None
 
 
 class LabelCounts(NamedTuple):
@@ -76,6 +90,10 @@ class EventLog:
                 raise sqlite3.DatabaseError(" ".join(sound.split()))
             with self._durable:
                 self._durable.executescript(_TABLES)
+                present = {row[1] for row in self._durable.execute("PRAGMA table_info(predictions)")}
+                for column in _COMPARED_COLUMNS:
+                    if column not in present:
+                        self._durable.execute(f"ALTER TABLE predictions ADD COLUMN {column} INTEGER")
             (version,) = self._durable.execute("PRAGMA user_version").fetchone()
             if version not in (0, FORMAT):
                 raise StateError(f"the event log {path} has format {version}; this version reads {FORMAT}")
@@ -113,12 +131,13 @@ class EventLog:
                 self._durable.execute("DELETE FROM events WHERE id <= ?", (number - self._max_events,))
         return number
 
-    def add_predictions(self, stream: str, predictions: Sequence[tuple[str, int]]) -> None:
-        """Store ids and classes; the oldest are removed when there are too many."""
+    def add_predictions(self, stream: str, predictions: Sequence[StoredPrediction]) -> None:
+        """Store predictions; the oldest are removed when there are too many."""
         now = time.time()
-        rows = [(name, stream, now, predicted) for name, predicted in predictions]
+        rows = [(p.id, stream, now, p.predicted, *(p.compared or (None, None, None))) for p in predictions]
+        columns = ", ".join(("id", "stream", "time", "class", *_COMPARED_COLUMNS))
         with self._lock, self._quick:
-            self._quick.executemany("INSERT INTO predictions (id, stream, time, class) VALUES (?, ?, ?, ?)", rows)
+            self._quick.executemany(f"INSERT INTO predictions ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             self._since_pruning += len(rows)
             if self._since_pruning > self._max_predictions // 10:
                 self._since_pruning = 0
@@ -129,14 +148,15 @@ class EventLog:
         """Store labels of predictions in one transaction; None for each unknown prediction."""
         now, found = time.time(), list[Feedback | None]()
         query = (
-            "SELECT p.stream, p.class, f.label FROM predictions p LEFT JOIN feedback f ON f.prediction = p.id "
-            "WHERE p.id = ?"
+            "SELECT p.stream, p.class, f.label, p.batch, p.adapted, p.source "
+            "FROM predictions p LEFT JOIN feedback f ON f.prediction = p.id WHERE p.id = ?"
         )
         with self._lock, self._durable:
             self._check_in_place()
             for prediction, label in labels:
                 row = self._durable.execute(query, (prediction,)).fetchone()
-                found.append(Feedback(prediction, row[0], row[1], label, row[2]) if row else None)
+                compared = row[3:] if row and row[5] is not None else None
+                found.append(Feedback(prediction, row[0], row[1], label, row[2], compared) if row else None)
                 if row:
                     values = (prediction, row[0], now, row[1], label)
                     self._durable.execute(

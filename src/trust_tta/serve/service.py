@@ -10,10 +10,12 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from trust_tta.atomic import write_whole
@@ -30,7 +32,7 @@ from trust_tta.models.checkpoint import CHECKED_BATCHES
 from trust_tta.models.weights import encode_weights
 from trust_tta.serve.dashboard import Dashboard
 from trust_tta.serve.engine import BatchResult, Engine, RequestPrediction
-from trust_tta.serve.event_log import EventLog, Feedback, LabelCounts
+from trust_tta.serve.event_log import EventLog, Feedback, LabelCounts, StoredPrediction
 from trust_tta.serve.metrics import Metrics
 from trust_tta.serve.network import ServedNetwork
 from trust_tta.serve.settings import BadRequestError, RequestError, Settings
@@ -138,7 +140,29 @@ class Service:
                 if feedback.previous is None:
                     self.metrics.feedback.labels(str(feedback.correct).lower()).inc()
                 self.dashboard.add_feedback(feedback)
+        self._tell_guards([feedback for feedback in found if feedback and feedback.previous is None])
         return found
+
+    def _tell_guards(self, labels: Sequence[Feedback]) -> None:
+        """Let labels of images that the source predicted too enter the tests of their streams."""
+        batches: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+        for feedback in labels:
+            if feedback.compared is not None:
+                batch, *classes = feedback.compared
+                batches.setdefault((feedback.stream, batch), []).append((classes[0], classes[1], feedback.label))
+
+        def tell() -> None:
+            for (name, batch), rows in batches.items():
+                try:
+                    if name in self.streams:
+                        told = torch.tensor(rows)
+                        self.streams.open(name).add_labels(told[:, :2], told[:, 2], batch=batch)
+                except (RequestError, StateError) as error:
+                    log.warning("labels do not reach the guard", extra={"stream": name, "reason": str(error)})
+
+        if batches:
+            with suppress(RequestError):  # the service is stopping; the labels are stored
+                self.engine.submit_task(tell)
 
     # Changes to streams, made by the engine between two batches
 
@@ -274,12 +298,14 @@ class Service:
         log.info("event", extra={"stream": stream, "kind": event.kind, "action": event.action, "reason": event.reason})
 
     def _on_batch(self, batch: BatchResult) -> None:
-        rows = [
-            (name, best)
-            for prediction in batch.predictions
-            if prediction.output.ndim == 2
-            for name, best in zip(prediction.ids, prediction.output.argmax(1).tolist(), strict=True)
-        ]
+        result = batch.result
+        compared = None if result.compared is None else iter(result.compared.tolist())
+        rows = []
+        for prediction in batch.predictions:
+            if prediction.output.ndim == 2:
+                for name, best in zip(prediction.ids, prediction.output.argmax(1).tolist(), strict=True):
+                    adapted, source = next(compared) if compared else (-1, -1)
+                    rows.append(StoredPrediction(name, best, (result.batch, adapted, source) if source >= 0 else None))
         try:
             self.event_log.add_predictions(batch.name, rows)
         except sqlite3.Error as error:
