@@ -15,7 +15,7 @@ from pathlib import Path
 from trust_tta.cli.main import build_parser
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
-SHARED = {"rank": "bench", "analyse": "bench", "finetune": "train"}  # command: the one that explains the shared flags
+SHARED = {"rank": "bench", "finetune": "train"}  # command: the one that explains the shared flags
 _TABLE = re.compile(r"(<!-- flags: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

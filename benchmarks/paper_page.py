@@ -6,11 +6,16 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from trust_tta.cli.paper import FOLDER, PaperExperiment, place_rank, read_items
+from trust_tta.cli.paper import FOLDER, RANKED, PaperExperiment, place_rank, read_items
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "paper.md"
 MARKER = "<!-- made by: python -m benchmarks.paper_page -->\n\n"
+ANALYSES = (  # figures of table1's networks that are not benchmarks: place, content, kind, data set
+    ("Figure 2", "loss on the plane through three adapted networks and their mean", "surface", "imagenet-c"),
+    ("Figure 9", "peak memory of the parallel mode by the number of orders", "memory", "imagenet-c"),
+    ("Figures 12 and 13", "norms of adapted weights and biases over orders", "norms", "cifar10-c"),
+)
 
 
 def markdown(items: Sequence[PaperExperiment]) -> str:
@@ -19,11 +24,14 @@ def markdown(items: Sequence[PaperExperiment]) -> str:
     for item in items:
         needs = item.needs.removeprefix("Needs ").partition("; docs/results/paper.md")[0]
         rows.append((item.place, item.about, f"trust-tta bench {FOLDER}/{item.path.name}", needs))
-        for analysis in item.analyses:
-            part = f" --dataset {analysis.dataset}" if analysis.dataset else ""
-            out = f" --out runs/{item.name}-analyses"
-            command = f"trust-tta analyse {analysis.kind} {FOLDER}/{item.path.name}{part}{out}"
-            rows.append((analysis.place, analysis.about, command, f"as {item.name}"))
+        if item.name in RANKED:
+            command = f"trust-tta rank {FOLDER}/{item.path.name} --json runs/{item.name}-orders"
+            rows.append((*RANKED[item.name], command, f"as {item.name}"))
+    for place, about, kind, dataset in ANALYSES:
+        command = (
+            f"python -m benchmarks.order_analysis {kind} {FOLDER}/table1.toml --dataset {dataset} --out runs/orders"
+        )
+        rows.append((place, about, command, "as table1"))
     rows.sort(key=lambda row: place_rank(row[0]))
     lines = ["| place | what | command | data and networks |", "| --- | --- | --- | --- |"]
     lines += [f"| {place} | {about} | `{command}` | {needs} |" for place, about, command, needs in rows]

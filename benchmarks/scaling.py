@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.order_analysis import take_orders
 
 from trust_tta.atomic import replacing
 from trust_tta.bench.environment import collect_provenance
-from trust_tta.bench.order_analysis import take_orders
 from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, measure
 from trust_tta.methods.registry import create_method
 from trust_tta.models.factory import create_model

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +12,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
-from tests.bench.tiny import Recorder, read_config, tiny_config
-from trust_tta.bench.experiment import Experiment
-from trust_tta.bench.order_analysis import (
+from benchmarks.order_analysis import (
+    LossSurface,
     adapt_under_orders,
     loss_surface,
+    main,
     memory_by_k,
     span_plane,
+    take_orders,
     trust_orders,
     weight_norms,
 )
+
+from tests.bench.tiny import read_config, tiny_config
+from tests.cli.test_bench import config as config  # a fixture
+from trust_tta.bench.experiment import Experiment
 from trust_tta.errors import BackendError, ConfigError, DataError
 from trust_tta.models.networks import require_vmamba
-from trust_tta.orders import ScanOrder
-from trust_tta.results.order_records import LossSurface
+from trust_tta.orders import PAPER_ORDERS, ScanOrder
 
 ORDERS = ["abcd", "badc", "dbca"]
 TRUST: dict[str, Any] = {"name": "trust", "orders": ORDERS, "lr": 0.01}
@@ -36,10 +41,7 @@ def opened(folder: Path, **changes: Any) -> Experiment:
 
 
 def surface(place: Experiment, points: int = 3) -> LossSurface:
-    recorder = Recorder()
-    found = loss_surface(place, place.domains[0], points=points, progress=recorder)
-    assert recorder.passes == recorder.total == points * points
-    return found
+    return loss_surface(place, place.domains[0], points=points)
 
 
 def by_hand(place: Experiment) -> list[dict[str, torch.Tensor]]:
@@ -153,12 +155,38 @@ def test_orders_come_from_the_experiment(tmp_path: Path) -> None:
         surface(place)
 
 
+def test_orders_are_the_papers_first() -> None:
+    assert take_orders(6) == list(PAPER_ORDERS)
+    assert len(set(take_orders(24))) == 24
+
+
 def test_networks_on_a_line_have_no_plane() -> None:
     line = [torch.tensor([1.0, 2.0, 3.0]) * i for i in (1, 2, 4)]
     with pytest.raises(DataError, match="on a line"):
         span_plane(line)
     with pytest.raises(DataError, match="on a line"):
         span_plane([line[0]] * 3)
+
+
+def test_networks_that_start_side_by_side_lie_around_their_mean(tmp_path: Path) -> None:
+    """In the parallel mode every order starts where the others do; one after the other they move along a path."""
+    apart = []
+    for mode in ("sequential", "replicate"):
+        place = opened(tmp_path, methods=[{"name": "trust", "k": 3, "lr": 0.01, "mode": mode}])
+        first, second, third = ((point.x, point.y) for point in surface(place, points=2).adapted)
+        apart.append(math.dist(first, third) / max(math.dist(first, second), math.dist(second, third)))
+    assert apart[0] > 1.5 > 1.2 > apart[1]
+
+
+def test_records_and_figures_are_written(config: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "out"
+    main(["surface", str(config), "--points", "2", "--out", str(out)])
+    main(["norms", str(config), "--out", str(out)])
+    names = ["norms-biases-fog", "norms-weights-fog", "surface-fog"]
+    assert sorted(path.name for path in out.iterdir()) == [f"{n}.{end}" for n in names for end in ("json", "pdf")]
+    record = json.loads((out / "surface-fog.json").read_text())
+    assert (len(record["x"]), len(record["loss"]), len(record["adapted"])) == (2, 2, 3)
 
 
 def test_memory_needs_a_gpu(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.conftest import SetThreads
-from trust_tta.bench.order_analysis import take_orders
 from trust_tta.bench.speed import (
     Shape,
     SpeedSettings,
@@ -25,7 +24,6 @@ from trust_tta.bench.timing import Case, Prepare, Timing, TimingLimits, Work, me
 from trust_tta.errors import ConfigError
 from trust_tta.models.factory import create_model
 from trust_tta.models.vmamba import VMamba
-from trust_tta.orders import PAPER_ORDERS
 
 CPU = torch.device("cpu")
 ONCE = TimingLimits(seconds=0.0, min_repeats=1, max_warmups=0)
@@ -157,11 +155,6 @@ def test_scan_rows(backend: str, dtype: str) -> None:
     for case, work in zip(cases, ("forward", "backward"), strict=True):
         row = measure(case, CPU)
         assert (row.failed, row.work, row.size, row.channels) == ("", work, 11, 3)
-
-
-def test_orders_are_the_papers_first() -> None:
-    assert take_orders(6) == list(PAPER_ORDERS)
-    assert len(set(take_orders(24))) == 24
 
 
 def test_every_mistake_in_the_settings_at_once() -> None:

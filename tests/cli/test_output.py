@@ -31,7 +31,7 @@ def test_a_folder_that_can_be_made_is_not_made(tmp_path: Path) -> None:
         ["demo", "--out", f"{READ_ONLY}/demo"],
         ["train", "--data", "cifar10", "--out", f"{READ_ONLY}/run"],
         ["speed", "--out", f"{READ_ONLY}/speed.json"],
-        ["analyse", "orders", "--out", f"{READ_ONLY}/records"],
+        ["rank", "--json", f"{READ_ONLY}/records"],
         ["rank", "--json", f"{READ_ONLY}/rank.json"],
         ["bench", "--export", f"{READ_ONLY}/cells.csv"],
         ["data", "get", "cifar10", "--root", f"{READ_ONLY}/data"],

@@ -13,11 +13,10 @@ from benchmarks.paper_page import PAGE, fill, markdown
 from tests.bench.tiny import write_checkpoint
 from trust_tta.bench.parsing import read_parts
 from trust_tta.cli import paper
-from trust_tta.cli.analyse import surface_points
 from trust_tta.cli.main import build_parser, main
 from trust_tta.report.published import load_published
 from trust_tta.results import ResultStore
-from trust_tta.results.order_records import LossSurface, read_records
+from trust_tta.results.order_records import read_records
 
 ROOT = Path(__file__).parents[2]
 ITEMS = paper.read_items(ROOT / paper.FOLDER)
@@ -87,7 +86,7 @@ def test_the_document_lists_the_experiments_as_they_are() -> None:
 
 def test_every_command_of_the_table_parses_at_both_scales() -> None:
     commands = re.findall(r"`(trust-tta [^`]+)`", markdown(ITEMS))
-    assert len(commands) == len(ITEMS) + sum(len(item.analyses) for item in ITEMS)
+    assert len(commands) == len(ITEMS) + len(paper.RANKED)
     parser = build_parser()
     for command in commands:
         arguments = parser.parse_args(shlex.split(command)[1:])
@@ -112,7 +111,7 @@ def test_a_run_makes_store_records_and_page(folder: Path, tmp_path: Path, capsys
     assert re.search(r"^standard +\d+ s$", out, re.MULTILINE)
     with ResultStore(tmp_path / "small.sqlite", create=False) as store:
         assert [cell.key.method for cell in store.results()] == ["source", "trust"]
-    assert [record.title for record in read_records([tmp_path / "small-analyses"])] == ["fog"]
+    assert [record.title for record in read_records([tmp_path / "small-orders"])] == ["fog"]
     page = (tmp_path / "small.html").read_text(encoding="utf-8")
     assert "Figure 9: a stand-in: of two methods" in page
     assert "entropy by order" in page
@@ -157,12 +156,3 @@ def test_a_configuration_without_its_two_lines_is_refused(folder: Path, capsys: 
     (folder / "bare.toml").write_text("methods = []\n", encoding="utf-8")
     assert main(["paper", "--configs", str(folder)]) == 2
     assert "does not begin with '# PLACE: ABOUT'" in capsys.readouterr().err
-
-
-def test_a_small_surface_is_coarser(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert main(["analyse", "surface", str(folder / "standard.toml"), "--small", "--out", str(out)]) == 0
-    (record,) = read_records([out])
-    assert isinstance(record, LossSurface)
-    assert (len(record.x), len(record.y)) == (7, 7)
-    assert surface_points(small=False) == 11

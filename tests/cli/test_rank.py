@@ -5,13 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.bench.tiny import tiny_config
 from tests.cli.test_bench import config as config  # a fixture
+from tests.data.trees import thumbnails
 from trust_tta.bench.data import ExperimentData, prepare
-from trust_tta.bench.order_analysis import Ranking
+from trust_tta.bench.order_ranking import Ranking
 from trust_tta.cli.main import main
 from trust_tta.cli.rank import heat_map
 from trust_tta.models.factory import create_model
@@ -82,3 +84,20 @@ def test_a_folder_gets_a_record_for_each_domain(config: Path, tmp_path: Path) ->
     for order, value in by_order[0].items():
         assert value == pytest.approx((by_order[1][order] + by_order[2][order]) / 2)
     assert by_order[1]["abcd"] == pytest.approx(_entropy(tmp_path, "contrast"), rel=1e-5)
+
+
+def test_several_data_sets_are_a_record_each(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "images.npy", thumbnails(12))
+    np.save(tmp_path / "labels.npy", np.arange(12) % 10)
+    files = f'images = "{tmp_path}/images.npy", labels = "{tmp_path}/labels.npy"'
+    parts = (
+        f'dataset = "array", domains = ["fog"], {files}',
+        'dataset = "sample", domains = ["fog", "snow"], limit = 8',
+    )
+    lines = [line for line in config.read_text(encoding="utf-8").splitlines() if not line.startswith("data.")]
+    config.write_text("\n".join([*lines, *(f"[[parts]]\ndata = {{ {part} }}" for part in parts)]), encoding="utf-8")
+    assert main(["rank", str(config), "--json", str(tmp_path / "out")]) == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["orders-array.json", "orders-sample.json"]
+    assert [record.title for record in read_records([tmp_path / "out"])] == ["array", "sample"]
+    assert main(["rank", str(config), "--json", str(tmp_path / "mean.json")]) == 2
+    assert "has 2 parts (array, sample); choose one with --dataset" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from trust_tta.report.formats import group_text
 from trust_tta.report.model import read_report
 from trust_tta.report.page import render_page
 from trust_tta.results import CellKey, ResultStore, from_json, to_json
-from trust_tta.results.order_records import EntropyByOrder, LossSurface, SurfacePoint, read_records
+from trust_tta.results.order_records import EntropyByOrder, read_records
 
 COLUMNS = {
     "cells": (
@@ -40,12 +40,7 @@ COLUMNS = {
     "classes": ("dataset", "names"),
     "store": ("schema_version",),
 }
-RECORDS = [
-    EntropyByOrder(title="fog", orders=("abcd", "badc"), entropy=(0.5, 1 / 3), k=1),
-    LossSurface(
-        title="t", x=(0.0,), y=(1.0,), loss=((2.0,),), adapted=(), mean=SurfacePoint(name="mean", x=0.0, y=1.0)
-    ),
-]
+RECORDS = [EntropyByOrder(title="fog", orders=("abcd", "badc"), entropy=(0.5, 1 / 3), k=1)]
 odd_cells = st.sampled_from((
     None, 0, -1, 2**62, 0.5, 1e300, float("inf"), "", "x", "{}", "[]", "null", "[" * 2000, "\udcff", "x" * 5000, b"",
     b"\xff\xfe", b"\x00" * 100, zlib.compress(bytes(200_000_000)), zlib.compress(b"\x01" * 8), '"', '{"schema": 3}',

@@ -19,7 +19,7 @@ from trust_tta.errors import DataError
 from trust_tta.report.model import Report, read_report
 from trust_tta.report.page import embedded_json, render_page, write_page
 from trust_tta.results import Cell, Counts, ResultStore, format_percent
-from trust_tta.results.order_records import OrderRecord
+from trust_tta.results.order_records import EntropyByOrder
 
 HOSTILE = '</script><img src=x onerror="boom()">&<!--body-->'
 VOID = {"meta", "img"}
@@ -65,7 +65,7 @@ class Reader(HTMLParser):
 
 
 def page_of(
-    tmp_path: Path, cells: list[Cell], *, title: str | None = None, records: Sequence[OrderRecord] = ()
+    tmp_path: Path, cells: list[Cell], *, title: str | None = None, records: Sequence[EntropyByOrder] = ()
 ) -> Reader:
     store = fill_store(tmp_path / "store.db", cells)
     out = tmp_path / "page.html"

@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trust_tta.results import Cell, CellKey, CellResult, History, Provenance, Reliability
-from trust_tta.results.order_records import (
-    EntropyByOrder,
-    LossSurface,
-    MemoryByK,
-    OrderRecord,
-    SurfacePoint,
-    WeightNorms,
-)
+from trust_tta.results.order_records import EntropyByOrder
 
 PROVENANCE = Provenance(
     trust_tta="0.1.0",
@@ -90,14 +83,4 @@ def cell(
 
 
 ENTROPY = EntropyByOrder(title="pacs", orders=("abcd", "badc", "dbca"), entropy=(0.6, 0.75, 0.7), k=2)
-SURFACE = LossSurface(
-    title="noise",
-    x=(0.0, 0.5, 1.0),
-    y=(0.0, 1.0),
-    loss=((1.0, 0.5, 1.0), (0.7, float("nan"), 0.9)),
-    adapted=(SurfacePoint(name="abcd", x=0.0, y=0.0),),
-    mean=SurfacePoint(name="mean", x=0.5, y=0.5),
-)
-NORMS = WeightNorms(title="norms", names=("a.weight", "b<i>"), mean=(1.0, 2.5), deviation=(0.01, 0.02))
-MEMORY = MemoryByK(title="memory", k=(1, 2), peak=(2100, 2310), baseline=2100)
-ORDER_RECORDS: list[OrderRecord] = [ENTROPY, SURFACE, NORMS, MEMORY]
+ORDER_RECORDS = [ENTROPY]

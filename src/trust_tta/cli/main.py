@@ -29,7 +29,6 @@ COMMANDS = {
     "demo": "see it work: a shipped VMamba on shipped images, four corruptions, five methods, a table and a report",
     "bench": "run methods on the domains of a data set, resumable, into a results store",
     "rank": "rank the 24 scan orders by entropy on given data, by default on 256 images per domain",
-    "analyse": "loss around adapted networks, norms of their weights, memory by number of orders, entropy of orders",
     "paper": "list the tables and figures of the TRUST paper, or run them and write a report of each",
     "corrupt": "corrupt an array into the layout of CIFAR-10-C, or an image folder into that of ImageNet-C",
     "data": "list, fetch and check data sets",

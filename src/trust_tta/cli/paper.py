@@ -12,7 +12,7 @@ from pathlib import Path
 import trust_tta
 from trust_tta.cli.arguments import use_passive_threads
 from trust_tta.cli.output import say
-from trust_tta.errors import BackendError, CheckpointError, ConfigError, DataError, TrustError
+from trust_tta.errors import CheckpointError, ConfigError, DataError, TrustError
 
 EXAMPLES = """\
   trust-tta paper                               list them, and what each needs
@@ -23,26 +23,8 @@ FOLDER = "configs/paper"
 _HEADER = re.compile(r"# (?P<place>[^:\n]+): (?P<about>[^\n]+)\n# (?P<needs>Needs [^\n]+)\n")
 
 
-@dataclass(frozen=True)
-class Analysis:
-    """A figure that is not a benchmark: what `trust-tta analyse` makes of a configuration's network and data."""
-
-    place: str
-    about: str
-    kind: str
-    dataset: str | None = None  # of the configuration's parts; None: all
-
-
-ANALYSES: dict[str, tuple[Analysis, ...]] = {
-    "table1": (
-        Analysis(
-            "Figure 2", "loss on the plane through three adapted networks and their mean", "surface", "imagenet-c"
-        ),
-        Analysis("Figure 9", "peak memory of the parallel mode by the number of orders", "memory", "imagenet-c"),
-        Analysis("Figures 12 and 13", "norms of adapted weights and biases over orders", "norms", "cifar10-c"),
-    ),
-    "standard": (Analysis("Figure 11", "mean entropy of the 24 orders", "orders"),),
-}
+RANKED = {"standard": ("Figure 11", "mean entropy of the 24 orders")}  # what `trust-tta rank` makes of a configuration
+RANKED_ORDERS = 6
 
 
 @dataclass(frozen=True)
@@ -57,10 +39,6 @@ class PaperExperiment:
     @property
     def name(self) -> str:
         return self.path.stem
-
-    @property
-    def analyses(self) -> tuple[Analysis, ...]:
-        return ANALYSES.get(self.name, ())
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -94,9 +72,10 @@ def run(arguments: Namespace) -> None:
 
 
 def run_item(item: PaperExperiment, *, small: bool, root: str) -> list[str]:
-    """Run a configuration and its analyses, and write the page; returns a line for each problem."""
+    """Run a configuration, rank the orders where the paper does, and write the page; a line for each problem."""
     from trust_tta.bench.parsing import read_parts
     from trust_tta.cli.cells import run_parts
+    from trust_tta.cli.rank import rank
     from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page
     from trust_tta.results.order_records import read_records
@@ -107,30 +86,18 @@ def run_item(item: PaperExperiment, *, small: bool, root: str) -> list[str]:
     except (CheckpointError, ConfigError, DataError) as error:
         return [str(error)]
     store = Path(parts[0].store)
-    records = store.with_name(f"{store.stem}-analyses")
-    for analysis in item.analyses:
-        problems += _analyse(item, analysis, records, small=small, root=root)
+    records = store.with_name(f"{store.stem}-orders")
+    if item.name in RANKED:
+        try:
+            rank(parts, k=RANKED_ORDERS, out=records)
+        except (CheckpointError, ConfigError, DataError) as error:
+            problems.append(f"{RANKED[item.name][0]}: {error}")
     if cells:
         page = store.with_suffix(".html")
         report = read_report(store, order_records=read_records([records] if records.is_dir() else []))
         write_page(report, page, title=f"{item.place}: {item.about}")
         say(f"report: {page}")
     return problems
-
-
-def _analyse(item: PaperExperiment, analysis: Analysis, out: Path, *, small: bool, root: str) -> list[str]:
-    from trust_tta.bench.parsing import read_parts
-    from trust_tta.cli.analyse import analyse, surface_points
-
-    data = {"root": root} | ({"dataset": analysis.dataset} if analysis.dataset and not small else {})
-    try:
-        parts = read_parts(item.path, {"data": data}, small=small)
-        analyse(analysis.kind, parts, out, points=surface_points(small=small))
-    except BackendError as error:
-        say(f"{analysis.place} is left out: {error}")
-    except (CheckpointError, ConfigError, DataError) as error:
-        return [f"{analysis.place}: {error}"]
-    return []
 
 
 def shipped() -> Path:
@@ -158,7 +125,8 @@ def listing(items: Sequence[PaperExperiment]) -> str:
     lines = []
     for item in items:
         lines += [f"{item.name:<20} {item.place}: {item.about}", f"{'':<20} {item.needs}"]
-        lines += [f"{'':<20} with {analysis.place}: {analysis.about}" for analysis in item.analyses]
+        if item.name in RANKED:
+            lines.append("{:<20} with {}: {}".format("", *RANKED[item.name]))
     return "\n".join(lines) + "\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,13 @@ from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
     from trust_tta.bench.config import RunConfig
-    from trust_tta.bench.order_analysis import Ranking
+    from trust_tta.bench.order_ranking import Ranking
 
 EXAMPLES = """\
   trust-tta rank configs/demo.toml --domains fog,snow --limit 128
   trust-tta rank --checkpoint net.pth --model vmamba_nano --dataset cifar10-c --root data --json ranking.json
   trust-tta rank configs/paper/table1.toml --small --json runs/orders    a record for each domain, for a heat map
+  trust-tta rank configs/paper/standard.toml --json runs/orders          a record for each data set
   trust-tta rank configs/cifar10c_online.toml --k 4     then: bench --option 'trust.orders=["abcd", ...]'"""
 
 DEFAULT_LIMIT = 256  # images per domain by default: every batch is passed 24 times
@@ -32,7 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         metavar="PATH",
-        help="write records for `trust-tta report`: FILE.json the mean, a folder one per domain",
+        help="write records for `trust-tta report`: FILE.json the mean, a folder one per domain or data set",
     )
 
 
@@ -42,42 +44,46 @@ def run(arguments: Namespace) -> None:
         raise ConfigError(f"--k {arguments.k}: there are 24 orders, give 1 to 24")
     if arguments.json:
         (try_file if arguments.json.endswith(".json") else try_folder)("--json", arguments.json)
-    (config, *others) = read_experiments(arguments, methods=["source"])
-    if others:
-        names = ", ".join(part.data.dataset for part in (config, *others))
-        raise ConfigError(f"{arguments.config} has {len(others) + 1} parts ({names}); choose one with --dataset")
-    ranking = rank(config)
-    print_ranking(ranking, arguments.k)
-    if not arguments.json:
-        return
+    parts = read_experiments(arguments, methods=["source"])
+    if len(parts) > 1 and (arguments.json or "").endswith(".json"):
+        names = ", ".join(part.data.dataset for part in parts)
+        raise ConfigError(
+            f"{arguments.config} has {len(parts)} parts ({names}); choose one with --dataset, or give --json a folder"
+        )
+    rank(parts, k=arguments.k, out=Path(arguments.json) if arguments.json else None)
+
+
+def rank(parts: Sequence[RunConfig], *, k: int, out: Path | None) -> None:
+    """Print the ranking of each experiment; write the mean to `out`.json, or records to a folder.
+
+    The folder gets a record for each domain of one experiment, or for each of several experiments.
+    """
+    from trust_tta.bench.order_ranking import rank_domains
     from trust_tta.results.order_records import write_record
 
-    path = Path(arguments.json)
-    if path.suffix == ".json":
-        write_record(ranking.mean_record(arguments.k, title=ranking.title), path)
-    else:
-        for domain, record in ranking.domain_records(arguments.k).items():
-            write_record(record, path / f"orders-{domain}.json")
-    say(f"the ranking is in {path}")
-
-
-def rank(config: RunConfig) -> Ranking:
-    """Rank the orders on the experiment's data, with progress."""
-    from trust_tta.bench.order_analysis import rank_domains
-
-    with ProgressDisplay() as progress:
-        return rank_domains(with_limit(config), progress=progress)
+    for config in parts:
+        with ProgressDisplay() as progress:
+            ranking = rank_domains(with_limit(config), progress=progress)
+        say(heat_map(ranking, k, shades=_shades()).removesuffix("\n"))
+        say(f"the {k} of lowest entropy: {', '.join(list(ranking.mean)[:k])}")
+        if out is None:
+            continue
+        if out.suffix == ".json":
+            write_record(ranking.mean_record(k, title=ranking.title), out)
+        elif len(parts) > 1:
+            record = ranking.mean_record(k, title=ranking.dataset)
+            write_record(record, out / f"orders-{ranking.dataset}.json")
+        else:
+            for domain, record in ranking.domain_records(k).items():
+                write_record(record, out / f"orders-{domain}.json")
+    if out is not None:
+        say(f"the ranking is in {out}")
 
 
 def with_limit(config: RunConfig) -> RunConfig:
     """The experiment, on DEFAULT_LIMIT images per domain if it sets no limit itself."""
     data = config.data
     return config if data.limit is not None else config.changed(data=data.changed(limit=DEFAULT_LIMIT))
-
-
-def print_ranking(ranking: Ranking, k: int) -> None:
-    say(heat_map(ranking, k, shades=_shades()).removesuffix("\n"))
-    say(f"the {k} of lowest entropy: {', '.join(ranking.best(k))}")
 
 
 def heat_map(ranking: Ranking, k: int, *, shades: str) -> str:

@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--title", metavar="TEXT", help="the page's title")
     add("--figures", metavar="DIR", help="draw PDF and SVG figures there (needs the extra 'figures')")
     add("--tables", metavar="DIR", help="write each table there as CSV, Markdown and LaTeX")
-    add("--analyses", metavar="PATH", nargs="+", default=[], help="JSON files or folders of analyses")
+    add("--analyses", metavar="PATH", nargs="+", default=[], help="JSON files or folders that `trust-tta rank` wrote")
     for name, field in FILTERS.items():
         add(f"--{name}", type=names_list, metavar="A,B", help=f"only these {name.replace('-', ' ')}", dest=field)
     add("--quiet", action="store_true", help="do not print the tables")

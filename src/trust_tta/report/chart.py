@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from trust_tta.report.model import Variant
@@ -40,10 +39,8 @@ class Series:
 
 @dataclass(frozen=True)
 class Heatmap:
-    """Values `values[i][j]` at (x[j], y[i]) with their shades, 0 (darkest) to 1, and the framed cells."""
+    """Values `values[row][column]` with their shades, 0 (darkest) to 1, and the framed cells."""
 
-    x: tuple[float, ...]
-    y: tuple[float, ...]
     values: tuple[tuple[float, ...], ...]
     shades: tuple[tuple[float, ...], ...]
     framed: frozenset[tuple[int, int]] = frozenset()
@@ -55,7 +52,7 @@ class Chart:
 
     dots: a row per category, values on the horizontal axis; `rows_of` is what the page's pickers hide rows by.
     scatter: one point per series. lines: curves over numbers or over categories. reliability: accuracy by confidence.
-    heatmap: a grid of cells, with the series as points on it.
+    heatmap: a grid of cells, `rows` by `categories`.
     """
 
     kind: Kind
@@ -103,12 +100,6 @@ def shades(values: Sequence[float]) -> tuple[float, ...]:
     known = [v for v in values if math.isfinite(v)] or [0.0]
     low, spread = min(known), (max(known) - min(known)) or 1.0
     return tuple((v - low) / spread for v in values)
-
-
-def cell_edges(centers: Sequence[float]) -> list[float]:
-    """The borders of cells around ascending centers: half way between neighbors."""
-    steps = [b - a for a, b in pairwise(centers)] or [1.0]
-    return [centers[0] - steps[0] / 2, *((a + b) / 2 for a, b in pairwise(centers)), centers[-1] + steps[-1] / 2]
 
 
 def finite_mean(values: Iterable[float]) -> float:

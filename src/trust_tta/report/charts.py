@@ -1,4 +1,4 @@
-"""The charts of a report, made from its groups and from analyses of scan orders."""
+"""The charts of a report, made from its groups and from rankings of scan orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trust_tta.report.sweeps import batch_sizes, mean_point, option_sweeps
 from trust_tta.report.text import domain_name, safe_line, short_domain
 from trust_tta.results import Cell, Reliability, format_percent
 from trust_tta.results.display import BASELINES
-from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, OrderRecord, WeightNorms
+from trust_tta.results.order_records import EntropyByOrder
 from trust_tta.results.record import BINS
 from trust_tta.results.select import aggregate
 
@@ -25,7 +25,6 @@ COSTS = {
     "milliseconds": "milliseconds per image",
 }
 AGGREGATIONS = ("ensemble", "repetition", "augmentation", "trust_naive", "trust")  # ways to use several orders
-_TRUST, _ADAPTED = Variant(0, "trust", "trust"), Variant(0, "trust_naive", "trust_naive", 3)
 
 
 def paper_charts(report: Report) -> Iterator[tuple[str, Chart]]:
@@ -35,7 +34,8 @@ def paper_charts(report: Report) -> Iterator[tuple[str, Chart]]:
         found = [*by_domain(group), *cost(group, ["passes"]), *along_stream(group)[:1], *ablations(group)]
         yield from ((where, chart) for chart in [*found, *aggregation(group)])
     yield from ((chart.title, chart) for chart in by_batch_size(report.groups))
-    yield from (("", chart) for chart in order_charts(report.order_records))
+    if report.order_records:
+        yield "", entropy_map(report.order_records)
 
 
 def by_domain(group: ResultGroup) -> list[Chart]:
@@ -183,12 +183,6 @@ def by_batch_size(groups: Sequence[ResultGroup]) -> list[Chart]:
     ]  # fmt: skip
 
 
-def order_charts(records: Sequence[OrderRecord]) -> list[Chart]:
-    """Charts of analyses of scan orders; all entropies share one heat map."""
-    maps = [record for record in records if isinstance(record, EntropyByOrder)]
-    return [*([entropy_map(maps)] if maps else []), *(c for r in records for c in _order_chart(r))]
-
-
 def entropy_map(maps: Sequence[EntropyByOrder]) -> Chart:
     """Mean entropy of each order, a row per record; the chosen orders of each row are framed."""
     orders = tuple(sorted({order for record in maps for order in record.orders}))
@@ -198,36 +192,11 @@ def entropy_map(maps: Sequence[EntropyByOrder]) -> Chart:
     for i, (record, row) in enumerate(zip(maps, rows, strict=True)):
         known = [j for j, value in enumerate(row) if math.isfinite(value)]
         framed |= {(i, j) for j in sorted(known, key=lambda j: (row[j], j))[: record.k]}
-    grid = Heatmap(tuple(map(float, range(len(orders)))), tuple(map(float, range(len(maps)))), rows,
-                   tuple(shades(row) for row in rows), frozenset(framed))  # fmt: skip
+    grid = Heatmap(rows, tuple(shades(row) for row in rows), frozenset(framed))
     said = "Mean prediction entropy of each scan order in nats; the orders chosen in each row are framed."
     names = tuple(safe_line(record.title) for record in maps)
     return Chart("heatmap", "entropy by order", "Mean entropy by order", caption=said, categories=orders, rows=names,
                  percent=False, heatmap=grid)  # fmt: skip
-
-
-def _order_chart(record: OrderRecord) -> Iterator[Chart]:
-    title = safe_line(record.title)
-    if isinstance(record, LossSurface):
-        flat = iter(shades([v for row in record.loss for v in row]))
-        grid = Heatmap(record.x, record.y, record.loss, tuple(tuple(next(flat) for _ in row) for row in record.loss))
-        adapted = Series(_ADAPTED, tuple(Point(p.x, p.y, note=f" {safe_line(p.name)}") for p in record.adapted))
-        mean = Series(_TRUST, (Point(record.mean.x, record.mean.y, note=f" {safe_line(record.mean.name)}"),))
-        said = f"{title}: loss on the plane through adapted networks (triangles) and their mean (star)."
-        yield Chart("heatmap", "loss surface", title, (adapted, mean), said, y_label="", percent=False, heatmap=grid)
-    elif isinstance(record, WeightNorms):
-        values = enumerate(zip(record.mean, record.deviation, strict=True))
-        series = Series(_TRUST, tuple(Point(i, mean, deviation) for i, (mean, deviation) in values))
-        names = tuple(safe_line(name if len(name) <= 34 else f"…{name[-33:]}") for name in record.names)
-        said = f"{title}: L2 norm of each adapted tensor, mean over orders, with the deviation of its elements."
-        yield Chart("dots", "weight norms", title, (series,), said, y_label="mean L2 norm over orders",
-                    categories=names, percent=False)  # fmt: skip
-    elif isinstance(record, MemoryByK):
-        peaks = zip(record.k, record.peak, strict=True)
-        series = Series(_TRUST, tuple(Point(k, peak / (record.baseline or 1)) for k, peak in peaks))
-        said = f"{title}: peak memory by number of orders, relative to the network alone."
-        yield Chart("lines", "memory by number of orders", title, (series,), said, x_label="orders",
-                    y_label="relative peak memory", percent=False)  # fmt: skip
 
 
 def domain_series(group: ResultGroup, value: str = "accuracy", *, over: Variant | None = None) -> tuple[Series, ...]:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from trust_tta.atomic import replacing
 from trust_tta.optional import require
-from trust_tta.report.chart import Chart, Point, cell_edges, split_outliers
+from trust_tta.report.chart import Chart, Point, split_outliers
 from trust_tta.report.charts import paper_charts
 from trust_tta.report.model import Report, Variant
 
@@ -58,7 +58,7 @@ def save(stem: Path, chart: Chart) -> list[Path]:
         "dots": (5.5, max(0.3, 0.03 * len(chart.series)) * rows + 1.2),
         "scatter": (5.2, 3.2),
         "lines": (5.2, 3.2),
-        "heatmap": (0.42 * columns + 1.4, 0.4 * len(chart.rows) + 1.0) if chart.rows else (3.8, 3.2),
+        "heatmap": (0.42 * columns + 1.4, 0.4 * len(chart.rows) + 1.0),
     }
     draw = {"dots": _dots, "scatter": _scatter, "lines": _lines, "heatmap": _heatmap}
     with matplotlib.rc_context(STYLE):
@@ -127,23 +127,16 @@ def _heatmap(axes: Axes, chart: Chart) -> None:
     grid = chart.heatmap
     if grid is None:
         return
-    colors = {"cmap": "Blues_r", "vmin": -0.1, "vmax": 1.3}
-    axes.pcolormesh(cell_edges(grid.x), cell_edges(grid.y), grid.shades, **colors)
-    for i, row in enumerate(grid.values if chart.rows else ()):
+    axes.pcolormesh(grid.shades, cmap="Blues_r", vmin=-0.1, vmax=1.3)
+    for i, row in enumerate(grid.values):
         for j, value in enumerate(row):
             color = "white" if grid.shades[i][j] < 0.45 else "black"
             weight = "bold" if (i, j) in grid.framed else "normal"
             where = {"ha": "center", "va": "center", "fontsize": 6}
-            axes.text(grid.x[j], grid.y[i], f"{value:.2f}", color=color, weight=weight, **where)
-    for series in chart.series:
-        x, y = [point.x for point in series.points], [point.y for point in series.points]
-        axes.plot(x, y, linestyle="none", **_marker(series.variant, 9))
-    if chart.rows:
-        axes.set_xticks(range(len(chart.categories)), chart.categories, rotation=60, fontsize=7)
-        axes.set_yticks(range(len(chart.rows)), chart.rows)
-        axes.invert_yaxis()
-    else:
-        axes.set_title(chart.title, fontsize=8)
+            axes.text(j + 0.5, i + 0.5, f"{value:.2f}", color=color, weight=weight, **where)
+    axes.set_xticks([j + 0.5 for j in range(len(chart.categories))], chart.categories, rotation=60, fontsize=7)
+    axes.set_yticks([i + 0.5 for i in range(len(chart.rows))], chart.rows)
+    axes.invert_yaxis()
     axes.grid(visible=False)
 
 

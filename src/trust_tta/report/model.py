@@ -21,7 +21,7 @@ from trust_tta.report.text import safe_line, short_name
 from trust_tta.report.theme import Style, style_of
 from trust_tta.results import Aggregate, Cell, CellKey, Counts, Failure, ResultStore, Table, table
 from trust_tta.results.display import BASELINES, rank
-from trust_tta.results.order_records import OrderRecord
+from trust_tta.results.order_records import EntropyByOrder
 from trust_tta.schema import did_you_mean
 
 Place: TypeAlias = tuple[str, str]  # the label of a variant and a domain
@@ -221,13 +221,13 @@ class ResultGroup:
 
 @dataclass(frozen=True)
 class Report:
-    """The content of a store, and analyses of scan orders."""
+    """The content of a store, and rankings of scan orders."""
 
     groups: tuple[ResultGroup, ...]
     counts: Counts
     pictures: Mapping[tuple[str, int], bytes] = field(default_factory=dict)  # by fingerprint and index
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by data set
-    order_records: tuple[OrderRecord, ...] = ()
+    order_records: tuple[EntropyByOrder, ...] = ()
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -251,7 +251,7 @@ class Report:
 def read_report(
     path: str | os.PathLike[str],
     *,
-    order_records: Iterable[OrderRecord] = (),
+    order_records: Iterable[EntropyByOrder] = (),
     only: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Report:
     """Read a store without changing it.

@@ -20,7 +20,7 @@ from trust_tta.report.published import load_published
 from trust_tta.report.tables import DataTable
 from trust_tta.report.text import domain_name, joined
 from trust_tta.results import SamplePrediction
-from trust_tta.results.order_records import OrderRecord
+from trust_tta.results.order_records import EntropyByOrder
 
 MAX_IMAGES = 8  # per domain
 NO_PROBABILITIES = ("roid", "cmf")  # methods whose confidence is not a probability
@@ -162,9 +162,9 @@ def across_sections(groups: Sequence[ResultGroup]) -> list[Section]:
     return [section for section in found if section.charts or section.tables]
 
 
-def order_sections(records: Sequence[OrderRecord]) -> list[Section]:
-    """Analyses of scan orders."""
-    return [Section("Scan orders", charts=charts.order_charts(records), free=True)] if records else []
+def order_sections(records: Sequence[EntropyByOrder]) -> list[Section]:
+    """Rankings of scan orders."""
+    return [Section("Scan orders", charts=[charts.entropy_map(records)], free=True)] if records else []
 
 
 def defaults_note(group: ResultGroup) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
-from trust_tta.report.chart import Chart, Point, Series, cell_edges, split_outliers
+from trust_tta.report.chart import Chart, Point, Series, split_outliers
 from trust_tta.report.model import Variant
 from trust_tta.report.significance import pareto_front
 from trust_tta.report.text import safe, shortened
@@ -312,40 +312,25 @@ def _reliability(chart: Chart) -> str:
 
 
 def _heatmap(chart: Chart) -> str:
-    """Shaded cells: named rows and columns with their values, or a plane with numeric axes and points on it."""
+    """Shaded cells with their values; rows and columns are named."""
     grid = chart.heatmap
     if grid is None:
         return document(1, chart.title)
-    columns, rows, named = cell_edges(grid.x), cell_edges(grid.y), bool(chart.rows)
-    left, top = (max(96.0, 7.0 * max(map(len, chart.rows)) + 12), 46.0) if named else (46.0, 12.0)
-    right = left + 34.0 * len(grid.x) if named else WIDTH - 12.0
-    bottom = top + 26.0 * len(grid.y) if named else 378.0
-    x = Scale(columns[0], columns[-1], left, right, round_ticks(columns[0], columns[-1], 6))
-    y = Scale(rows[0], rows[-1], *((top, bottom) if named else (bottom, top)), round_ticks(rows[0], rows[-1], 6))
-    parts, gap = [], 1.0 if named else 0.0
+    left, top, width, height = max(96.0, 7.0 * max(map(len, chart.rows)) + 12), 46.0, 34.0, 26.0
+    right, bottom = left + width * len(chart.categories), top + height * len(chart.rows)
+    parts = []
     for i, values in enumerate(grid.values):
+        y = top + height * i
+        parts.append(text(left - 8, y + height / 2 + 4, chart.rows[i], anchor="end", role="label"))
         for j, value in enumerate(values):
-            if named and not math.isfinite(value):
-                continue
-            up, low = sorted((y(rows[i]), y(rows[i + 1])))
-            shade = grid.shades[i][j] if math.isfinite(grid.shades[i][j]) else 1.0
-            box: dict[str, object] = {"x": x(columns[j]) + gap, "y": up + gap, "height": low - up - 2 * gap}
-            box |= {"width": x(columns[j + 1]) - x(columns[j]) - 2 * gap, "fill-opacity": 0.85 - 0.75 * shade}
-            framed = " framed" if (i, j) in grid.framed else ""
-            tip = f"{chart.categories[j]}: {value:.4f}" if named else f"{value:.4f}"
-            parts.append(element("rect", {**box, "class": f"heat{framed or ' flat' * (not named)}", "data-tip": tip}))
-            if named:
-                parts.append(text(x(grid.x[j]), up + 17, f"{value:.2f}", anchor="middle", role="heat-text"))
-    for s in chart.series:
-        parts += [marker(s.variant, (x(p.x), y(p.y)), size=7.5, tip=p.note.strip()) for p in s.points]
-    if named:
-        parts += [_slanted(x(float(j)), top - 6, name, -50) for j, name in enumerate(chart.categories)]
-        parts += [
-            text(left - 8, y(v) + 4, n, anchor="end", role="label") for v, n in zip(grid.y, chart.rows, strict=True)
-        ]
-        return document(bottom + 8, chart.title, *parts, width=right + 8, role="wide")
-    axes = bottom_axis(x, bottom, bottom, "") + left_axis(y, left, left, "")
-    return document(bottom + 42, chart.title, *parts, axes)
+            if math.isfinite(value):
+                x, role = left + width * j, "heat framed" if (i, j) in grid.framed else "heat"
+                box: dict[str, object] = {"x": x + 1, "y": y + 1, "width": width - 2, "height": height - 2}
+                box |= {"fill-opacity": 0.85 - 0.75 * grid.shades[i][j], "class": role}
+                parts.append(element("rect", {**box, "data-tip": f"{chart.categories[j]}: {value:.4f}"}))
+                parts.append(text(x + width / 2, y + 17, f"{value:.2f}", anchor="middle", role="heat-text"))
+    parts += [_slanted(left + width * (j + 0.5), top - 6, name, -50) for j, name in enumerate(chart.categories)]
+    return document(bottom + 8, chart.title, *parts, width=right + 8, role="wide")
 
 
 def spread_labels(places: Sequence[float], gap: float, top: float, bottom: float) -> list[float]:

@@ -1,33 +1,87 @@
-"""Analyses of scan orders: entropy, loss around adapted networks, weight norms, memory."""
+"""Figures 2, 9, 12 and 13 of the paper: loss around adapted networks, memory by number of orders, norms of weights.
+
+    python -m benchmarks.order_analysis surface configs/paper/table1.toml --small --out runs/orders
+    python -m benchmarks.order_analysis norms configs/paper/table1.toml --dataset cifar10-c --out runs/orders
+    python -m benchmarks.order_analysis memory configs/paper/table1.toml --dataset imagenet-c --out runs/orders
+
+Each looks at the first domain of the experiment and writes KIND-DOMAIN.json and KIND-DOMAIN.pdf. Memory needs a GPU.
+"""
 
 from __future__ import annotations
 
+import argparse
 import gc
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trust_tta.atomic import write_whole
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.experiment import Experiment
+from trust_tta.bench.parsing import read_parts
+from trust_tta.cli.rank import with_limit
 from trust_tta.data.streams import Domain
 from trust_tta.errors import BackendError, ConfigError, DataError
 from trust_tta.methods import merging
-from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.registry import create_method
 from trust_tta.methods.trust import Trust
 from trust_tta.methods.trust_options import TrustOptions
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.networks import require_ours
+from trust_tta.optional import require
 from trust_tta.orders import PAPER_ORDERS, VMAMBA_SCAN_ORDERS, ScanOrder, find_order
-from trust_tta.progress import SILENT, Progress
-from trust_tta.results.order_records import EntropyByOrder, LossSurface, MemoryByK, SurfacePoint, WeightNorms
 
 MEMORY_COUNTS = (1, 2, 4, 6, 8)
+POINTS, SMALL_POINTS = 11, 7  # of a loss surface in each direction
+
+
+@dataclass(frozen=True)
+class SurfacePoint:
+    """A network on a loss surface and its loss."""
+
+    name: str
+    x: float
+    y: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class LossSurface:
+    """The loss on the plane through three networks: `loss[i][j]` is at (x[j], y[i])."""
+
+    title: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    loss: tuple[tuple[float, ...], ...]
+    adapted: tuple[SurfacePoint, ...]
+    mean: SurfacePoint
+
+
+@dataclass(frozen=True)
+class WeightNorms:
+    """For each adapted tensor: L2 norm averaged over orders, and mean deviation of its elements over orders."""
+
+    title: str
+    names: tuple[str, ...]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class MemoryByK:
+    """Peak memory in bytes by number of orders, and of the network alone."""
+
+    title: str
+    k: tuple[int, ...]
+    peak: tuple[int, ...]
+    baseline: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,23 +147,16 @@ def take_orders(k: int, scan_orders: Sequence[str] = VMAMBA_SCAN_ORDERS) -> list
     return [*papers, *(order for order in orders if order not in papers)][:k]
 
 
-def loss_surface(experiment: Experiment, domain: Domain, *, points: int, progress: Progress = SILENT) -> LossSurface:
+def loss_surface(experiment: Experiment, domain: Domain, *, points: int) -> LossSurface:
     """The loss on a grid of `points` x `points` around the networks of the first three orders and their mean."""
     orders = trust_orders(experiment.config, _network(experiment, domain).scan_orders)[:3]
     if len(orders) < 3:
         raise ConfigError(f"a plane goes through three networks and TRUST has {len(orders)} orders here; give k=3")
-    progress.start(points * points, "points")
     adapted = adapt_under_orders(experiment, domain, orders)
     try:
         plane = span_plane(adapted.weights)
         x, y = _grid(plane.corners, points)
-        loss = []
-        for height in y:
-            line = []
-            for across in x:
-                line.append(adapted.loss(plane.at(across, height)))
-                progress.advance()
-            loss.append(tuple(line))
+        loss = tuple(tuple(adapted.loss(plane.at(across, height)) for across in x) for height in y)
         networks = tuple(
             SurfacePoint(name=str(order), x=place[0], y=place[1], loss=adapted.loss(weights))
             for order, place, weights in zip(orders, plane.corners, adapted.weights, strict=True)
@@ -122,7 +169,7 @@ def loss_surface(experiment: Experiment, domain: Domain, *, points: int, progres
         title=_title(domain),
         x=x,
         y=y,
-        loss=tuple(loss),
+        loss=loss,
         adapted=networks,
         mean=SurfacePoint(name="mean", x=center[0], y=center[1], loss=mean_loss),
     )
@@ -224,63 +271,64 @@ def _title(domain: Domain, *more: str) -> str:
     return ", ".join((domain.dataset.name, domain.name, *more))
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Mean entropy in nats of each order: on each domain, and in `mean`, ascending, over all of them."""
-
-    dataset: str
-    severity: int | None
-    images: int
-    domains: dict[str, dict[str, float]]
-    mean: dict[str, float]
-
-    @property
-    def title(self) -> str:
-        level = f" at severity {self.severity}" if self.severity else ""
-        return f"{self.dataset}{level}, {self.images} images"
-
-    def best(self, k: int) -> list[str]:
-        """The `k` orders of lowest mean entropy."""
-        return list(self.mean)[:k]
-
-    def mean_record(self, k: int, *, title: str) -> EntropyByOrder:
-        """The mean over the domains."""
-        return EntropyByOrder(title=title, orders=tuple(self.mean), entropy=tuple(self.mean.values()), k=k)
-
-    def domain_records(self, k: int) -> dict[str, EntropyByOrder]:
-        """A record for each domain, by its name."""
-        return {
-            domain: EntropyByOrder(title=domain, orders=tuple(values), entropy=tuple(values.values()), k=k)
-            for domain, values in self.domains.items()
-        }
-
-
-def rank_domains(config: RunConfig, *, progress: Progress = SILENT) -> Ranking:
-    """Rank the orders on each domain."""
-    experiment = Experiment(config)
-    domains = experiment.domains
-    progress.start(sum(len(domain.batches) for domain in domains), "batches")
-    found: dict[str, dict[str, float]] = {}
-    for domain in domains:
-        ranked = rank_orders(_network(experiment, domain), _images(domain, experiment.device, progress))
-        found[domain.name] = {str(order): value for order, value in ranked}
-    progress.finish()
-    means = {order: sum(by[order] for by in found.values()) / len(found) for order in next(iter(found.values()))}
-    first = domains[0].dataset
-    return Ranking(
-        dataset=first.name,
-        severity=first.severity,
-        images=sum(domain.batches.images for domain in domains),
-        domains=found,
-        mean=dict(sorted(means.items(), key=lambda pair: (pair[1], pair[0]))),
-    )
-
-
-def _images(domain: Domain, device: torch.device, progress: Progress) -> Iterator[Tensor]:
-    for batch in domain.batches:
-        yield batch.images.to(device)
-        progress.advance()
-
-
 def _network(experiment: Experiment, domain: Domain) -> ScanNetwork:
     return require_ours(experiment.network(domain), by="an analysis of scan orders")
+
+
+def draw(record: LossSurface | WeightNorms | MemoryByK, path: Path) -> None:
+    """The record as a figure."""
+    figure = require("matplotlib.figure", extra="figures").Figure(figsize=(5.2, 3.6), layout="constrained")
+    axes = figure.add_subplot(title=record.title)
+    if isinstance(record, LossSurface):
+        figure.colorbar(
+            axes.pcolormesh(record.x, record.y, record.loss, cmap="Blues_r", shading="nearest"), label="loss"
+        )
+        axes.plot([p.x for p in record.adapted], [p.y for p in record.adapted], "o", label="adapted")
+        axes.plot([record.mean.x], [record.mean.y], "*", label="mean")
+        axes.legend()
+    elif isinstance(record, WeightNorms):
+        figure.set_figheight(0.25 * len(record.names) + 1.2)
+        axes.errorbar(record.mean, record.names, xerr=record.deviation, fmt="o")
+        axes.set_xlabel("mean L2 norm over orders, with the deviation of the elements")
+    else:
+        axes.plot(record.k, [peak / record.baseline for peak in record.peak], "o-")
+        axes.set(xlabel="orders", ylabel="peak memory, one forward pass = 1")
+    figure.savefig(path)
+
+
+def analyse(kind: str, config: RunConfig, *, points: int) -> dict[str, LossSurface | WeightNorms | MemoryByK]:
+    """The records of one kind for the first domain, by the name of their file."""
+    experiment = Experiment(with_limit(config))
+    domain = experiment.domains[0]
+    if kind == "surface":
+        return {f"surface-{domain.name}": loss_surface(experiment, domain, points=points)}
+    if kind == "norms":
+        found = weight_norms(experiment, domain)
+        return {f"norms-{which}-{domain.name}": record for which, record in found.items()}
+    names = {1: f"memory-{domain.name}-one-image", None: f"memory-{domain.name}"}  # as in the paper, and a whole batch
+    return {name: memory_by_k(experiment, domain, images=images) for images, name in names.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.order_analysis", description="Figures 2, 9, 12 and 13 of the paper"
+    )
+    parser.add_argument("kind", choices=("surface", "norms", "memory"))
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--dataset", help="the part of the configuration")
+    parser.add_argument("--root", default="data")
+    parser.add_argument("--points", type=int, help=f"of a surface in each direction ({POINTS}, --small {SMALL_POINTS})")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args(argv)
+    data = {"root": arguments.root} | ({"dataset": arguments.dataset} if arguments.dataset else {})
+    config = read_parts(arguments.config, {"data": data}, small=arguments.small)[0]
+    points = arguments.points or (SMALL_POINTS if arguments.small else POINTS)
+    for name, record in analyse(arguments.kind, config, points=points).items():
+        write_whole(arguments.out / f"{name}.json", json.dumps(asdict(record), indent=1) + "\n")
+        draw(record, arguments.out / f"{name}.pdf")
+        print(arguments.out / f"{name}.json")
+
+
+if __name__ == "__main__":
+    main()
