@@ -32,9 +32,9 @@ def test_statistics_need_no_host_synchronization(parts: bool) -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3))
     statistics = Statistics(model, "stream", mix_source=parts, cluster_domains=parts)
     with HostValues() as values:  # type: ignore[no-untyped-call]
-        statistics._prepare(torch.randn(4, 3, 9, 9), 4.0)
+        statistics._observe_images(torch.randn(4, 3, 9, 9), 4.0)
         assert values.count == 0
-        statistics.begin(torch.randn(4, 3, 9, 9))
+        statistics.start_batch(torch.randn(4, 3, 9, 9))
         assert values.count == parts  # whether domains are mixed is asked once
 
 
@@ -49,8 +49,10 @@ def test_replay_equals_plain_call(low: bool, monkeypatch: pytest.MonkeyPatch) ->
         with torch.autocast("cuda", torch.bfloat16, enabled=low):
             for i, images in enumerate(batches(8)):
                 method((1 + 2 * (i > 4)) * images.cuda())
-        assert len(method.statistics._prelude.graphs) == captured
-        found.append([method.statistics.state()["domain"], *(v.remembered for v in method.statistics.vectors)])
+        assert len(method.statistics._observe.graphs) == captured
+        found.append(
+            [method.statistics.state()["domain"], *(norm.previous_images for norm in method.statistics.stream_norms)]
+        )
     assert same(found[0], found[1])
 
 
@@ -62,5 +64,5 @@ def test_moved_method_captures_again() -> None:
         method(images)
         other(images)
     method = method.cpu().cuda()
-    assert not method.statistics._prelude.graphs
+    assert not method.statistics._observe.graphs
     assert all(torch.allclose(method(images), other(images), atol=1e-4) for images in stream[3:])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,20 +14,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.methods.networks import batches, convnet, make, run, same, vmamba
 from trust_tta.errors import ConfigError, TrustWarning
-from trust_tta.methods.base import Method
 from trust_tta.methods.registry import list_methods
-from trust_tta.methods.statistics import Statistics, StreamNorm
+from trust_tta.methods.statistics import Statistics
+from trust_tta.methods.stream_norm import StreamNorm
 from trust_tta.methods.tide.constants import TIDE
 
 
 def norm_of(channels: int = 4, *, known: bool = True) -> tuple[Statistics, StreamNorm]:
     model = nn.Sequential(nn.BatchNorm2d(channels, track_running_stats=known)).eval()
-    statistics = Statistics(model, "stream", observing_without_grad=True)
+    statistics = Statistics(model, "stream", updating_without_grad=True)
     return statistics, statistics.norms["0"]
 
 
 def feed(statistics: Statistics, norm: StreamNorm, x: Tensor) -> None:
-    statistics.begin(x)
+    statistics.start_batch(x)
     with torch.no_grad():
         norm(x)
 
@@ -108,11 +106,11 @@ def test_single_images_that_always_differ_are_no_change() -> None:
 def test_a_change_shrinks_the_memory_of_every_norm() -> None:
     """One that the images show; what only a later map shows is no change."""
     model = nn.Sequential(nn.BatchNorm2d(4), nn.BatchNorm2d(4)).eval()
-    statistics = Statistics(model, "stream", observing_without_grad=True)
+    statistics = Statistics(model, "stream", updating_without_grad=True)
     first, second = statistics.norms.values()
 
     def feed_both(x: Tensor, y: Tensor) -> None:
-        statistics.begin(x)
+        statistics.start_batch(x)
         with torch.no_grad():
             first(x)
             second(y)
@@ -166,7 +164,7 @@ def test_the_gradient_flows_through_the_statistics_of_the_batch() -> None:
     (images,) = pixels([6])
     statistics = Statistics(Norm(), "stream")
     norm = statistics.norms["norm"]
-    statistics.begin(images)
+    statistics.start_batch(images)
     x = images.clone().requires_grad_()
     target = torch.randn(images.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     parameters = [p for p in (norm.weight, norm.bias) if p is not None]
@@ -174,7 +172,7 @@ def test_the_gradient_flows_through_the_statistics_of_the_batch() -> None:
 
     y = images.clone().requires_grad_()
     mean, variance = y.mean((0, 2, 3), keepdim=True), y.var((0, 2, 3), keepdim=True, correction=0)
-    moving_mean, moving_variance = (t[:, None, None] for t in norm.used())
+    moving_mean, moving_variance = (t[:, None, None] for t in norm.prediction_statistics())
     ratio = ((variance + 1e-5) / (moving_variance + 1e-5)).sqrt().detach()
     offset = ((mean - moving_mean) / (moving_variance + 1e-5).sqrt()).detach()
     normal = (y - mean) / (variance + 1e-5).sqrt() * ratio + offset
@@ -206,7 +204,7 @@ def test_images_evaluated_as_the_next_batch_are_normalized_as_such(name: str, st
     before, memory = method.state_dict(), {n: b.clone() for n, b in method.model.named_buffers()}
     outputs = method.evaluate(second, include_in_stats=True)
     assert same(method.state_dict(), before)
-    of_the_batch = ("memory_", "fresh", "apart", "total")  # which the next one sets anew
+    of_the_batch = ("previous_", "batch_weight")  # which the next one sets anew
     kept = [n for n in memory if not n.rpartition(".")[2].startswith(of_the_batch)]
     assert all(same(method.model.get_buffer(n), memory[n]) for n in kept)
     torch.testing.assert_close(outputs, method.fork()(second), rtol=1e-4, atol=1e-5)
@@ -292,37 +290,23 @@ def test_the_work_beside_the_passes_does_not_grow_with_the_norms(parts: bool) ->
         model = nn.Sequential(*(nn.BatchNorm2d(3) for _ in range(norms)))
         statistics = Statistics(model, "stream", mix_source=parts, cluster_domains=parts)
         images = torch.randn(8, 3, 8, 8)
-        statistics.begin(images)
+        statistics.start_batch(images)
         with Kernels() as kernels:  # type: ignore[no-untyped-call]
             before = statistics.state()
-            statistics.begin(images)
+            statistics.start_batch(images)
             statistics.load(before)
         counts.append(kernels.count)
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("again", [lambda m: m.fork(), lambda m: pickle.loads(pickle.dumps(m)), lambda m: m.double()])
-def test_norms_share_vectors_wherever_a_method_goes(again: Callable[[Method], Method]) -> None:
-    model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    method = make("tide", model)
-    method(torch.randn(8, 3, 8, 8))
-    method = again(method)
-    (vectors,) = method.statistics.vectors
-    first, second = method.statistics.norms.values()
-    vectors.now.fill_(2.0)
-    assert bool((torch.stack([first.mean, second.mean, second.group_variance[1]]) == 2).all())
-    assert all(getattr(norm, name).data_ptr() % 16 == 0 for norm in (first, second) for name in vectors.names)
-    assert len(pickle.dumps(method.state_dict())) < 100_000
-
-
 def test_norms_of_several_dtypes_follow_the_stream() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3).double(), nn.BatchNorm2d(3))
     statistics = Statistics(model, "stream", mix_source=True)
-    statistics.begin(torch.randn(8, 3, 8, 8))
+    statistics.start_batch(torch.randn(8, 3, 8, 8))
     state = statistics.state()
     assert [value.dtype for value in state["mean"].values()] == [torch.float32, torch.float64, torch.float32]
-    for vectors in statistics.vectors:
-        vectors.now.zero_()
+    for norm in statistics.norms.values():
+        norm.variance.zero_()
     statistics.load(state)
     assert all(torch.equal(norm.variance, torch.ones_like(norm.variance)) for norm in statistics.norms.values())
 

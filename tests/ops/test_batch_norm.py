@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from trust_tta.methods.statistics import Statistics, StreamNorm  # noqa: E402
+from trust_tta.methods.statistics import Statistics  # noqa: E402
+from trust_tta.methods.stream_norm import StreamNorm  # noqa: E402
 from trust_tta.ops import batch_norm as batch_norm_ops  # noqa: E402
-from trust_tta.ops.batch_norm import BatchNorm2d, batch_norm, fork_norm, moments  # noqa: E402
+from trust_tta.ops.batch_norm import BatchNorm2d, batch_norm, moments, norm_with_residual  # noqa: E402
 from trust_tta.ops.triton import batch_norm as triton_norm  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -102,7 +103,7 @@ def test_on_a_cpu_it_is_the_plain_layer() -> None:
         norm.running_mean = torch.arange(4.0)
     for mode in (True, False):
         assert torch.equal(ours.train(mode)(x), plain.train(mode)(x))
-    same, normal_x = fork_norm(ours, x)
+    same, normal_x = norm_with_residual(ours, x)
     assert same is x
     assert torch.equal(normal_x, plain(x))
 
@@ -130,7 +131,7 @@ def test_norms_of_a_network(channels: int, low: bool) -> None:
     exact = [t.detach().double().requires_grad_() for t in (x, norm.weight, norm.bias)]
     wanted = F.batch_norm(exact[0], None, None, exact[1], exact[2], training=True)
     leaf, dy = x.detach().requires_grad_(), torch.randn_like(x)
-    same, y = fork_norm(norm, leaf)
+    same, y = norm_with_residual(norm, leaf)
     assert norm.uses_kernels(leaf)
     assert not differ(y, wanted, dtype)
     found = torch.autograd.grad((same, y), (leaf, norm.weight, norm.bias), (dy, dy))
@@ -153,13 +154,13 @@ def test_statistics_of_a_stream(mix_source: bool, monkeypatch: pytest.MonkeyPatc
                 tensor.copy_(normal(20, seed=place).abs() + 0.1)
         statistics = Statistics(model, "stream", mix_source=mix_source)
         norm = statistics.norms["1"]
-        monkeypatch.setattr(StreamNorm, "takes_kernels", lambda self, x, used=by_kernels: used)
-        statistics.begin(x)
+        monkeypatch.setattr(StreamNorm, "can_use_kernels", lambda self, x, used=by_kernels: used)
+        statistics.start_batch(x)
         norm(1 + x / 2)
-        statistics.begin(x)
+        statistics.start_batch(x)
         image = x.clone().requires_grad_()
-        same, y = fork_norm(norm, image)
-        state = [getattr(norm, name).clone() for name in norm.MEMORY]
+        same, y = norm_with_residual(norm, image)
+        state = [getattr(norm, name).clone() for name in norm.STATE]
         norm(x * 2)  # another pass before the backward
         gradients = torch.autograd.grad((same * 1, y), [image, norm.weight, norm.bias], (dy, dy))
         found.append([y, *state, norm.mean, norm.variance, norm.images, *gradients])

@@ -19,7 +19,7 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.parameters import select
 from trust_tta.methods.ranking import rank_orders
 from trust_tta.methods.registry import METHODS, create_method
-from trust_tta.methods.statistics import PICTURE
+from trust_tta.methods.statistics import SAMPLES_PER_SEGMENTED_IMAGE
 from trust_tta.methods.tent import Tent
 from trust_tta.ops import segmentation_logits as bands
 
@@ -204,7 +204,7 @@ def test_a_picture_counts_for_many_images_in_the_statistics_of_the_stream() -> N
     method, images = make("tide"), batches(1)[0]
     method(images)
     norms = {name: norm for name, norm in method.statistics.norms.items() if not name.startswith("auxiliary_head.")}
-    assert {float(norm.images) for norm in norms.values()} == {PICTURE * len(images)}
+    assert {float(norm.images) for norm in norms.values()} == {SAMPLES_PER_SEGMENTED_IMAGE * len(images)}
 
 
 @pytest.mark.parametrize("pictures", [2, 8])
@@ -213,7 +213,7 @@ def test_the_step_of_tide_is_as_long_as_its_pictures_are_worth(pictures: int) ->
     start = method.weights.snapshot().clone()
     method(batches(1, images=pictures)[0])
     moved = (method.weights.snapshot() - start).abs()
-    worth = PICTURE * pictures
+    worth = SAMPLES_PER_SEGMENTED_IMAGE * pictures
     expected = 1e-3 * math.sqrt(worth / 128) * (1 + 2 ** (-worth / 1024))  # Adam's first step, in a new domain
     assert float(moved.median()) == pytest.approx(expected, rel=1e-2)
 

@@ -324,7 +324,7 @@ def test_methods_with_batch_statistics_serve_single_images(method: str) -> None:
     from trust_tta.data.sample import load_sample
 
     network = open_network("vmamba_nano_cifar10", method)
-    assert not network.method.statistics.of_batches
+    assert not network.method.statistics.uses_batch
     assert any("statistics of the stream" in note for note in network.notes)
     images, labels = load_sample()
     batches = network.preprocessing(images[:24])

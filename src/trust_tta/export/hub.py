@@ -193,7 +193,7 @@ def _adaptation(method: Method, about: Mapping[str, str]) -> list[str]:
         f"{about['adapted_to']}, without labels, by `{method.name}`{f' ({options})' if options else ''}: "
         f"{counters.batches} batches, {counters.updates} updates.",
     ]
-    if kind == "batch" and method.statistics.of_batches:
+    if kind == "batch" and method.statistics.uses_batch:
         lines += [
             "The method normalizes with the statistics of each batch. The network alone does not: it has those of "
             "training, and needs the method for the accuracy that was measured."

@@ -230,7 +230,7 @@ class Session:
     def _lacks_statistics(self, images: Tensor) -> bool:
         """Whether this is a single image for a method that normalizes with the statistics of the batch."""
         dense = getattr(self.method.model, "dense", False)  # whose pixels make up for images
-        return len(images) == 1 and self.method.statistics.of_batches and not dense
+        return len(images) == 1 and self.method.statistics.uses_batch and not dense
 
     def _predict_single_image(self, images: Tensor) -> Tensor:
         """By the source with the statistics of its training, with an event the first time; refused without these."""

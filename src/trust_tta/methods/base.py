@@ -129,7 +129,7 @@ class Method(nn.Module):
 
     def make_statistics(self) -> Statistics:
         """Set up the statistics of the BatchNorms of `self.model`; called when the adapted parameters are known."""
-        return Statistics(self.model, self.options.statistics, observing_without_grad=not self.adapted)
+        return Statistics(self.model, self.options.statistics, updating_without_grad=not self.adapted)
 
     def reset_state(self) -> None:
         """Initialize the attributes that `state_spec` names; called at every return to the source."""
@@ -170,7 +170,7 @@ class Method(nn.Module):
     def observe_statistics(self, images: Tensor) -> Logits:
         """Logits of one counted forward without gradients, in which the norms update their statistics."""
         self.counters.forwards += 1
-        with self.statistics.observing():
+        with self.statistics.updating():
             return self._observing_forward(images)
 
     def frozen_logits(self, images: Tensor, *, order: OrderLike | None = None) -> Logits:
@@ -213,7 +213,7 @@ class Method(nn.Module):
                 images = images.clone() if images.is_inference() else images.detach()
                 if getattr(self.options, "episodic", False):
                     self.restore_source()
-                self.statistics.begin(images, samples_per_image=self.samples_per_image)
+                self.statistics.start_batch(images, samples_per_image=self.samples_per_image)
                 self.prediction_before, self.finite_steps = None, []
                 outputs = upsample(self.adapt(images).detach())
                 if self.finite_steps:
@@ -235,7 +235,7 @@ class Method(nn.Module):
                 stack.enter_context(self._lock)
             if include_in_stats:
                 run = partial(self._forward, capture=False)
-                stack.enter_context(self.statistics.going_on(images, run, samples_per_image=self.samples_per_image))
+                stack.enter_context(self.statistics.including(images, run, samples_per_image=self.samples_per_image))
             stack.enter_context(self.statistics.frozen(images))
             return upsample(self.infer(images))
 
@@ -299,7 +299,6 @@ class Method(nn.Module):
         """Move to another device or dtype, with the flat parameters and the optimizer."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.weights.rebuild_if_moved()
-        self.statistics.moved()
         return self
 
     def __getstate__(self) -> dict[str, Any]:

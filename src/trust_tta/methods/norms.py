@@ -17,73 +17,75 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trust_tta.errors import DataError
 from trust_tta.methods.base import MethodOptions
 from trust_tta.methods.source import Source
-from trust_tta.methods.statistics import OwnNorm, Statistics, StatisticsKind
+from trust_tta.methods.statistics import Statistics, StatisticsKind
+from trust_tta.methods.stream_norm import AdaptiveNorm
 from trust_tta.methods.validation import all_finite
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.schema import Fraction
 
 
-class MovingNorm(OwnNorm):
-    """A norm of which a batch is a `share`; None: the layer's own.
+class MovingNorm(AdaptiveNorm):
+    """Moving statistics in which a batch has the weight `momentum`; None: the layer's own momentum.
 
-    Subclasses say in `observe` what a pass that adapts normalizes with, and what it leaves behind.
+    Subclasses implement `update`.
     """
 
-    always = False  # whether every pass adapts
-
-    def __init__(self, norm: _BatchNorm, like: Tensor, *, share: float | None) -> None:
-        super().__init__(norm, like=like)
-        self.share = 0.1 if (share := norm.momentum if share is None else share) is None else float(share)
+    def __init__(self, norm: _BatchNorm, like: Tensor, *, momentum: float | None) -> None:
+        super().__init__(norm, like)
+        momentum = norm.momentum if momentum is None else momentum
+        self.momentum = 0.1 if momentum is None else float(momentum)
 
     def normalize(self, x: Tensor) -> Tensor:
-        if not (self.observing or self.always):
+        if not self.is_updating:
             return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias, eps=self.eps)
         wide = x.to(self.mean.dtype)
-        mean, variance = self.observe(wide)
+        mean, variance = self.update(wide)
         shape = (1, -1, *(1 for _ in x.shape[2:]))
         scale = (variance + self.eps).rsqrt()
         scale = scale if self.weight is None else scale * self.weight
         normal = (wide - mean.view(shape)) * scale.view(shape)
         return (normal if self.bias is None else normal + self.bias.view(shape)).to(x.dtype)
 
-    def observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean and the variance (channels,) that a pass over x normalizes with."""
+    def update(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Update the moving statistics with x; returns the mean and variance (channels,) to normalize x with."""
         raise NotImplementedError
 
-    def mix(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """The moving statistics with those of a batch as a share of them."""
-        stays = 1 - self.share
-        return stays * self.mean + self.share * mean, stays * self.variance + self.share * variance
+    def average(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """The moving average of the stored statistics and those of a batch."""
+        stays = 1 - self.momentum
+        return stays * self.mean + self.momentum * mean, stays * self.variance + self.momentum * variance
 
-    def keep(self, mean: Tensor, variance: Tensor) -> None:
+    def store(self, mean: Tensor, variance: Tensor) -> None:
         self.mean.copy_(mean.detach())
         self.variance.copy_(variance.detach())
 
 
 class AlphaNorm(MovingNorm):
-    """The source's statistics with those of the batch as a share, in every pass; nothing is kept."""
+    """In every forward, the source's statistics averaged with the batch's; nothing is stored."""
 
-    always = True
+    @property
+    def is_updating(self) -> bool:
+        return True
 
-    def observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.mix(*_statistics(x, correction=1))
+    def update(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.average(*_statistics(x, correction=1))
 
 
 class EmaNorm(MovingNorm):
-    """A pass that adapts normalizes with the statistics of the batch and moves the stored ones, as in training."""
+    """An updating forward normalizes with the batch's statistics and updates the stored ones, as in training."""
 
-    def observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, unbiased = _statistics(x, correction=1)
-        self.keep(*self.mix(mean, unbiased))
+        self.store(*self.average(mean, unbiased))
         return _statistics(x, correction=0)
 
 
 class RobustNorm(MovingNorm):
-    """RoTTA's: the stored statistics move first, and normalize then; the gradient flows through the batch's share."""
+    """RoTTA's: the stored statistics are updated first, then used; gradients flow through the batch's part of them."""
 
-    def observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, variance = self.mix(*_statistics(x, correction=0))
-        self.keep(mean, variance)
+    def update(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, variance = self.average(*_statistics(x, correction=0))
+        self.store(mean, variance)
         return mean, variance
 
 
@@ -103,7 +105,7 @@ class BnAlpha(Source):
     def make_statistics(self) -> Statistics:
         if self.options.statistics != "batch":
             return super().make_statistics()
-        return Statistics(self.model, "source", make=partial(AlphaNorm, share=self.options.alpha))
+        return Statistics(self.model, "source", make_norm=partial(AlphaNorm, momentum=self.options.alpha))
 
 
 class BnEmaOptions(MethodOptions):
@@ -123,7 +125,7 @@ class BnEma(Source):
     def make_statistics(self) -> Statistics:
         if self.options.statistics != "stream":
             return super().make_statistics()
-        return Statistics(self.model, "stream", make=partial(EmaNorm, share=self.options.momentum))
+        return Statistics(self.model, "stream", make_norm=partial(EmaNorm, momentum=self.options.momentum))
 
     def adapt(self, images: Tensor) -> Logits:
         before = super().adapt(images) if self.options.predict == "before" else None

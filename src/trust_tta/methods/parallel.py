@@ -55,7 +55,7 @@ def merge(method: WeightAveraging, steps: Sequence[OrderStep]) -> Tensor:
 def adapt(method: WeightAveraging, images: Tensor) -> list[OrderStep]:
     """Adapt under each order from the same weights: one joint forward, or one order after the other."""
     joint = method.mode == "split" and getattr(method.options, "split_statistics", "part") == "batch"
-    if joint and (method.statistics.of_batches or method.statistics.norms):  # else images do not affect one another
+    if joint and (method.statistics.uses_batch or method.statistics.norms):  # else images do not affect one another
         return adapt_jointly(method, images)
     return adapt_separately(method, images)
 

@@ -112,7 +112,7 @@ class Rotta(Learner):
     def make_statistics(self) -> Statistics:
         if self.options.statistics != "stream":
             return super().make_statistics()
-        return Statistics(self.model, "stream", make=partial(RobustNorm, share=self.options.alpha))
+        return Statistics(self.model, "stream", make_norm=partial(RobustNorm, momentum=self.options.alpha))
 
     def reset_state(self) -> None:
         self.student = self.weights.source_vector
@@ -179,7 +179,7 @@ class Rotta(Learner):
         followed = self.statistics.state()
         self.weights.load(self.student)
         self.statistics.load(self.student_statistics)
-        with self.statistics.observing():
+        with self.statistics.updating():
             views = self.augment(images)
             logits = upsample(self.logits(views, stochastic_depth=self.options.stochastic_depth))
         weights = torch.sigmoid(-torch.tensor(ages, dtype=torch.float64) / self.options.memory_size).to(logits)

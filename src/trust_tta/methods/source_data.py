@@ -110,9 +110,9 @@ def required(value: object, method: str, option: str) -> None:
 
 def _normalized(network: nn.Module, batches: Iterable[Tensor], kind: StatisticsKind) -> Iterator[Tensor]:
     """Yield the batches, with the network's norms set to statistics of this kind."""
-    statistics = Statistics(network, kind, observing_without_grad=True)
+    statistics = Statistics(network, kind, updating_without_grad=True)
     for batch in batches:
-        statistics.begin(batch)
+        statistics.start_batch(batch)
         yield batch
 
 

@@ -7,7 +7,7 @@ anything is loaded.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -117,7 +117,7 @@ def network_state(method: Method) -> dict[str, Tensor]:
     """The tensors of the adapted network, with the statistics of the stream where the method keeps them."""
     state = {**method.shared.network.state_dict(), **{name: p.detach() for name, p in method.adapted.items()}}
     for path, norm in method.statistics.norms.items():
-        mean, variance = norm.used()
+        mean, variance = norm.prediction_statistics()
         state[f"{path}.running_mean"], state[f"{path}.running_var"] = mean.detach(), variance.detach()
     return state
 
@@ -249,20 +249,26 @@ def _check_tensor(value: Any, spec: Array, where: str) -> None:
 class StateModule(nn.Module):
     """A module of buffers that are part of a method's state.
 
-    `MEMORY` names the tensors, of at least 0 unless `LIMITS` says otherwise.
+    `STATE` names the tensors, of at least 0 unless `LIMITS` says otherwise.
     """
 
-    MEMORY: ClassVar[tuple[str, ...]]
+    STATE: ClassVar[tuple[str, ...]]
     LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {}
 
     def values(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name).detach() for name in self.MEMORY}
+        return {name: getattr(self, name).detach() for name in self.STATE}
 
-    def spec(self) -> dict[str, Spec]:
-        limits = {name: self.LIMITS.get(name, {"least": 0}) for name in self.MEMORY}
-        return {name: Array.like(value, **limits[name]) for name, value in self.values().items()}
+    def spec(self, names: Iterable[str] | None = None) -> dict[str, Spec]:
+        limits = {name: self.LIMITS.get(name, {"least": 0}) for name in names or self.STATE}
+        return {name: Array.like(getattr(self, name), **limits[name]) for name in limits}
 
     @torch.no_grad()
     def load(self, state: dict[str, Tensor]) -> None:
-        for name in self.MEMORY:
+        for name in self.STATE:
             getattr(self, name).copy_(state[name])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Copies the buffers: those of a module that came from another process are in shared memory."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for name, buffer in self.named_buffers(recurse=False):
+            setattr(self, name, buffer.clone())

@@ -106,7 +106,7 @@ class InputCheck:
             images = network_input(method.model, images)
         check_shape(images, method.model)
         small = len(images) < MIN_IMAGES and not getattr(method.model, "dense", False)  # pixels make up for images
-        if small and self.last_was_small and method.statistics.of_batches and not self.warned:
+        if small and self.last_was_small and method.statistics.uses_batch and not self.warned:
             self.warned = True
             warnings.warn(
                 f"'{method.name}' normalizes with the statistics of the batch, poor for a batch of {len(images)} "

@@ -14,7 +14,7 @@ from trust_tta.models.config import VMambaConfig
 from trust_tta.models.layers import Mlp, StochasticDepth, initialize_linear, make_downsample, make_norm, make_stem
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.staged import Stage, StagedNetwork, drop_path_rates
-from trust_tta.ops.batch_norm import fork_norm
+from trust_tta.ops.batch_norm import norm_with_residual
 from trust_tta.orders import ScanOrder
 
 
@@ -30,11 +30,11 @@ class Block(nn.Module):
         self.norm2 = make_norm(config.norm, dim) if self.mlp is not None else None
 
     def forward(self, x: Tensor, directions: Tensor) -> Tensor:
-        x, normal = fork_norm(self.norm, x)
+        x, normal = norm_with_residual(self.norm, x)
         drops = self.drop_path.drops
         x = x + self.drop_path(self.op(normal, directions)) if drops else self.op(normal, directions, x)
         if self.mlp is not None and self.norm2 is not None:
-            x, normal = fork_norm(self.norm2, x)
+            x, normal = norm_with_residual(self.norm2, x)
             x = x + self.drop_path(self.mlp(normal)) if drops else self.mlp(normal, x)
         return x
 

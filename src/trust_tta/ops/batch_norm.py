@@ -24,16 +24,16 @@ class BatchNorm2d(nn.BatchNorm2d):
         self.backend = "auto"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fork(x)[1] if self.uses_kernels(x) else super().forward(x)
+        return self.with_residual(x)[1] if self.uses_kernels(x) else super().forward(x)
 
-    def fork(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def with_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x and the normalized x; the backward adds their gradients in its last pass over the map."""
         if self.running_mean is None or self.running_var is None:
             return batch_norm(x, self.weight, self.bias, self.eps)
         return x, fixed_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
 
     def uses_kernels(self, x: Tensor) -> bool:
-        """Statistics of the batch that nobody keeps, or fixed ones in a pass without gradients."""
+        """Whether kernels compute it: by the batch's statistics, or by fixed ones in a forward without gradients."""
         if self.backend not in FUSED_BACKENDS or not self.affine:
             return False
         if self.running_mean is None or self.running_var is None:
@@ -41,12 +41,12 @@ class BatchNorm2d(nn.BatchNorm2d):
         return not self.training and not torch.is_grad_enabled() and can_use_kernels(x)
 
 
-def fork_norm(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+def norm_with_residual(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """x and norm(x), whatever the norm is."""
-    fork: Any = getattr(norm, "fork", None)
-    if fork is None or norm._forward_hooks or norm._forward_pre_hooks or not norm.uses_kernels(x):  # type: ignore[operator]
+    with_residual: Any = getattr(norm, "with_residual", None)
+    if with_residual is None or norm._forward_hooks or norm._forward_pre_hooks or not norm.uses_kernels(x):  # type: ignore[operator]
         return x, norm(x)
-    both: tuple[Tensor, Tensor] = fork(x)
+    both: tuple[Tensor, Tensor] = with_residual(x)
     return both
 
 

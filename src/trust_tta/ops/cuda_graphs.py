@@ -266,6 +266,10 @@ class GraphedFunction:
         self.failed = False  # a capture that failed may leave the device unusable for another: no second try
         self.stream: torch.cuda.Stream | None = None  # of the last replay
 
+    def __reduce__(self) -> tuple[type, tuple[Work]]:
+        """Copies and pickles hold no CUDA graphs."""
+        return type(self), (self.work,)
+
     def __call__(self, images: Tensor, number: float) -> tuple[Tensor, ...]:
         if not images.is_cuda or self.failed or torch.cuda.is_current_stream_capturing():
             return self.work(images, number)

@@ -110,7 +110,7 @@ def open_network(
     opened = source.open()
     model, notes = opened.load(device=device), list[str]()
     made = create_method(method, model, **(options or {}))
-    if made.statistics.of_batches and "statistics" not in (options or {}):
+    if made.statistics.uses_batch and "statistics" not in (options or {}):
         # One image has no batch statistics: every request by itself would be predicted as the same class.
         made = create_method(method, model, **(options or {}), statistics="stream")
         notes.append(

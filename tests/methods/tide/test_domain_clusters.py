@@ -16,7 +16,8 @@ from tests.methods.networks import batches, make, run, same, vmamba
 from tests.methods.tide.test_shift_detector import as_input, shipped
 from trust_tta import corrupt
 from trust_tta.data.sample import load_sample
-from trust_tta.methods.statistics import Statistics, StreamNorm
+from trust_tta.methods.statistics import Statistics
+from trust_tta.methods.stream_norm import StreamNorm
 from trust_tta.methods.tide.constants import TIDE
 from trust_tta.methods.tide.domain_clusters import DomainClusters
 from trust_tta.methods.tide.shift_detector import ShiftDetector, describe
@@ -111,10 +112,8 @@ def split_norm() -> tuple[Statistics, StreamNorm]:
 
 
 def come(statistics: Statistics, images: int) -> None:
-    """As `begin` does where the memory stays whole."""
-    (vectors,) = statistics.vectors
-    vectors.begin(images, 1.0)
-    vectors.weigh()
+    """As `start_batch` does within a domain."""
+    statistics.weigh_batch(images, 1.0, torch.ones(()))
 
 
 def test_clusters_are_normalized_like_separate_streams() -> None:
@@ -132,7 +131,7 @@ def test_clusters_are_normalized_like_separate_streams() -> None:
         (gradient,) = torch.autograd.grad(outputs, x, slope)
         come(of_all, 16)
         together(x)
-        for name in together.MEMORY:
+        for name in together.STATE:
             torch.testing.assert_close(getattr(norm, name), getattr(together, name), rtol=1e-9, atol=1e-9)
         for group in groups.unique().tolist():
             of_group, own = alone[group]
@@ -147,7 +146,7 @@ def test_clusters_are_normalized_like_separate_streams() -> None:
             torch.testing.assert_close(norm.group_images[group], own.images)
             torch.testing.assert_close(norm.group_share[group], own.share)
     with torch.no_grad(), torch.inference_mode(False):
-        norm.observing = False
+        norm.updating = False
         expected = torch.stack([alone[g][1](image[None])[0] for g, image in zip(groups.tolist(), x, strict=True)])
         assert not torch.allclose(norm(x), expected + 1)
 

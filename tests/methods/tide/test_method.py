@@ -296,13 +296,13 @@ def test_odd_streams_neither_crash_nor_wear_the_network_out(norm: str) -> None:
 
 def with_shift(method: Tide, probability: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the statistics report that a new domain has begun with this probability, whatever the images are."""
-    plain = method.statistics._prelude
+    plain = method.statistics._observe
 
     def prelude(images: Tensor, count: int) -> tuple[Any, Any, Tensor]:
         descriptions, mixed, _ = plain(images, count)
         return descriptions, mixed, torch.tensor(1 - probability)
 
-    monkeypatch.setattr(method.statistics, "_prelude", prelude)
+    monkeypatch.setattr(method.statistics, "_observe", prelude)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.4, 1.0])

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.methods.networks import batches, convnet, make, run, same
-from trust_tta.methods.statistics import Statistics, StreamNorm
+from trust_tta.methods.statistics import Statistics
+from trust_tta.methods.stream_norm import StreamNorm
 from trust_tta.methods.tide.source_mixing import standard_moments
 
 CHANNELS = 32
@@ -18,7 +19,7 @@ def mixing_norm(*, mix_source: bool = True) -> tuple[Statistics, StreamNorm]:
     source.running_mean.copy_(torch.linspace(-1, 2, CHANNELS))  # type: ignore[union-attr]
     source.running_var.copy_(torch.linspace(0.5, 2, CHANNELS))  # type: ignore[union-attr]
     statistics = Statistics(
-        nn.Sequential(source), "stream", observing_without_grad=True, mix_source=mix_source, cluster_domains=True
+        nn.Sequential(source), "stream", updating_without_grad=True, mix_source=mix_source, cluster_domains=True
     )
     return statistics, statistics.norms["0"]
 
@@ -28,7 +29,7 @@ def maps(n: int, norm: StreamNorm, *, shift: float = 0.0, scale: float = 1.0, se
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(n, CHANNELS, 6, 6, generator=generator, dtype=torch.float64) * 0.75**0.5
     standard = drawn + 0.5 * torch.randn(n, CHANNELS, 1, 1, generator=generator, dtype=torch.float64)
-    mean, variance = (value.view(-1, 1, 1) for value in norm.source)  # type: ignore[union-attr]
+    mean, variance = (value.view(-1, 1, 1) for value in norm.source)
     shifted: Tensor = mean + variance.sqrt() * (shift + scale * standard)
     return shifted
 
@@ -36,7 +37,7 @@ def maps(n: int, norm: StreamNorm, *, shift: float = 0.0, scale: float = 1.0, se
 def feed(statistics: Statistics, x: Tensor, batch: int = 32) -> None:
     with torch.no_grad():
         for images in x.split(batch):
-            statistics.begin(images)
+            statistics.start_batch(images)
             statistics.norms["0"](images)
 
 
@@ -48,11 +49,9 @@ def test_mixed_statistics_are_those_of_a_pool_of_stream_and_source(share: float)
     norm.variance.copy_(torch.linspace(3, 1, CHANNELS))
     norm.share.fill_(share)
     source_mean, source_variance = norm.source
-    assert source_mean is not None
-    assert source_variance is not None
     mean = share * norm.mean + (1 - share) * source_mean
     square = share * (norm.variance + norm.mean**2) + (1 - share) * (source_variance + source_mean**2)
-    used = norm.used()
+    used = norm.prediction_statistics()
     assert torch.allclose(used[0], mean, atol=1e-6)
     assert torch.allclose(used[1], square - mean**2, atol=1e-6)
 
@@ -90,20 +89,13 @@ def test_share_does_not_depend_on_the_batch_size() -> None:
     found = []
     for batch in (1, 5, 48):
         statistics, norm = mixing_norm()
-        statistics.clusters = None
         x = maps(48, norm, shift=0.3)
-        norm.memory_images.zero_()
         with torch.no_grad():
             for images in x.split(batch):
-                statistics.begin(images)
-                statistics.vectors[0].before.copy_(statistics.vectors[0].now)
-                statistics.vectors[0].weigh()  # as if no shift was detected
+                statistics.weigh_batch(len(images), 1.0, torch.ones(()))  # as if no shift was detected
                 norm(images)
-        assert norm.source_mean is not None
-        assert norm.source_variance is not None
         flat = x.flatten(2)
-        source = norm.source_mean, norm.source_variance
-        images_ = standard_moments(flat.mean(2), flat.var(2, correction=0), source, norm.eps)
+        images_ = standard_moments(flat.mean(2), flat.var(2, correction=0), norm.source, norm.eps)
         assert float(norm.image_variance) == pytest.approx(float(images_.var(1, correction=0).mean()), rel=1e-2)
         found.append(float(norm.share))
     assert found == pytest.approx([found[0]] * 3, abs=5e-3)
@@ -115,13 +107,11 @@ def test_one_image_is_no_evidence() -> None:
     feed(statistics, torch.cat([x, x.flip(-1)]))  # two images, and then one with two views
     assert float(norm.share) > 0.9
     statistics.restore_source()
-    statistics.begin(x)
+    statistics.start_batch(x)
     with torch.no_grad():
         outputs = norm(torch.cat([x, x.flip(-1)]))
     assert float(norm.share) == 0
     mean, variance = norm.source
-    assert mean is not None
-    assert variance is not None
     wanted = nn.functional.batch_norm(x, mean, variance, norm.weight, norm.bias, eps=norm.eps)
     assert torch.allclose(outputs[:1], wanted)
 
@@ -129,7 +119,7 @@ def test_one_image_is_no_evidence() -> None:
 def test_each_group_has_a_share_of_its_own() -> None:
     statistics, norm = mixing_norm()
     x = torch.cat([maps(64, norm), maps(64, norm, shift=1.0, seed=1)])
-    statistics.begin(x)
+    statistics.start_batch(x)
     norm.groups = torch.arange(128) // 64
     with torch.no_grad():
         norm(x)
@@ -143,7 +133,7 @@ def test_option_turns_mixing_off() -> None:
     statistics, norm = mixing_norm(mix_source=False)
     x = maps(64, norm)
     feed(statistics, x, batch=64)
-    assert norm.used()[0] is norm.mean
+    assert norm.prediction_statistics()[0] is norm.mean
     assert torch.allclose(norm.mean, x.mean((0, 2, 3)))
     plain = make("tide", convnet(), source_mixing=False)
     assert not any(norm.mix_source for norm in plain.statistics.norms.values())

@@ -24,7 +24,7 @@ class DomainClusters(StateModule):
     `weight` (clusters,) in images; all zero while the stream has one domain. `active`: whether there are clusters.
     """
 
-    MEMORY = ("queue", "centers", "weight", "seen")
+    STATE = ("queue", "centers", "weight", "seen")
     LIMITS = {"queue": {}, "centers": {}}  # noqa: RUF012
     queue: Tensor
     centers: Tensor
@@ -34,13 +34,13 @@ class DomainClusters(StateModule):
     def __init__(self, like: Tensor) -> None:
         super().__init__()
         shapes = ((_QUEUE, FEATURES), (TIDE.clusters, FEATURES), (TIDE.clusters,), ())
-        for name, shape in zip(self.MEMORY, shapes, strict=True):
+        for name, shape in zip(self.STATE, shapes, strict=True):
             self.register_buffer(name, like.new_zeros(shape), persistent=False)
         self.active = False
 
     @torch.no_grad()
     def restore_source(self) -> None:
-        for name in self.MEMORY:
+        for name in self.STATE:
             getattr(self, name).zero_()
         self.active = False
 

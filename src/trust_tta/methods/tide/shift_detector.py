@@ -30,7 +30,7 @@ class ShiftDetector(StateModule):
     domain, from `spread_images` () images.
     """
 
-    MEMORY = ("reference", "recent", "spread", "noise", "images", "spread_images")
+    STATE = ("reference", "recent", "spread", "noise", "images", "spread_images")
     LIMITS = {"reference": {}, "recent": {}}  # noqa: RUF012
     reference: Tensor
     recent: Tensor
@@ -41,15 +41,15 @@ class ShiftDetector(StateModule):
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
-        for name in self.MEMORY:
-            shape = (FEATURES,) if name in self.MEMORY[:3] else ()
+        for name in self.STATE:
+            shape = (FEATURES,) if name in self.STATE[:3] else ()
             dtype = torch.promote_types(like.dtype, torch.float32)
             self.register_buffer(name, like.new_zeros(shape, dtype=dtype), persistent=False)
         self.restore_source()
 
     @torch.no_grad()
     def restore_source(self) -> None:
-        for name in self.MEMORY:
+        for name in self.STATE:
             getattr(self, name).zero_()
         self.spread.fill_(TIDE.feature_variance)
         self.spread_images.fill_(TIDE.feature_variance_images)
