@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -238,3 +240,55 @@ def test_a_gradient_of_weights_that_have_changed_since_is_refused() -> None:
     learn(flat)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         flat.backward(stale)
+
+
+RULES: dict[str, tuple[OptimizerConfig, Callable[[list[Tensor]], Any]]] = {
+    "adam": (
+        OptimizerConfig(lr=0.1, momentum=0.8),
+        lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.999), fused=True),
+    ),
+    "sgd": (OptimizerConfig("sgd", 0.1), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True)),
+    "nesterov": (
+        OptimizerConfig("sgd", 0.1, nesterov=True),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, fused=True),
+    ),
+    "no momentum": (OptimizerConfig("sgd", 0.1, momentum=0), lambda p: torch.optim.SGD(p, lr=0.1, fused=True)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_steps_and_moments_are_those_of_torch_optim_to_the_bit(rule: str, dtype: torch.dtype) -> None:
+    """The third step is skipped, as both are told by a flag."""
+    config, make_optimizer = RULES[rule]
+    start = torch.randn(1000, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    flat, theirs = FlatParameters({"w": nn.Parameter(start.clone())}, config), start.clone()
+    optimizer = make_optimizer([theirs])
+    if config.momentum and config.optimizer == "sgd":
+        optimizer.state[theirs] = {"momentum_buffer": torch.zeros_like(theirs)}
+    for step in range(6):
+        loss = (flat.named["w"].sin() * (float("nan") if step == 2 else 1.0)).sum()
+        finite = flat.backward(loss)
+        assert bool(finite) == (step != 2)
+        theirs.grad = flat.gradient.clone()
+        optimizer.found_inf = (~finite).float()
+        optimizer.step()
+        flat.step(finite)
+        assert torch.equal(flat.vector, theirs)
+        state = optimizer.state[theirs]
+        assert all(torch.equal(value, state[name]) for name, value in flat.optimizer_state.items())
+    assert not torch.equal(flat.vector, start)
+
+
+FIRST_BATCH = """
+import sys, torch, trust_tta as tt
+method = tt.create_method("tide", tt.create_model("vmamba_nano"))
+method(torch.randn(8, 3, 32, 32))
+print(method.counters.updates, *sys.modules.keys() & {"numba", "scipy", "sympy", "torch._dynamo", "triton"})
+"""
+
+
+def test_a_first_batch_imports_no_compiler() -> None:
+    """PyTorch's compiler and what it brings take seconds of every process."""
+    ran = subprocess.run([sys.executable, "-c", FIRST_BATCH], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["1"]

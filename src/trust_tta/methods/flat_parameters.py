@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,8 +59,7 @@ class FlatParameters:
                 # A storage of its own over the same memory: saving a view would save the whole vector.
                 tensor.data = from_dlpack(view.view(-1)).view(view.shape)
         self._built_at = [t.data_ptr() for t in self.tensors]
-        self.optimizer = _make_optimizer(self.vector, self.config) if self.tensors else None
-        self.optimizer_state: dict[str, Tensor] = {} if self.optimizer is None else self.optimizer.state[self.vector]
+        self.optimizer_state = _initial_state(self.vector, self.config) if self.tensors else {}
 
     @property
     def source_vector(self) -> Tensor:
@@ -118,18 +117,11 @@ class FlatParameters:
 
         The device skips the step where `finite` is false; no host synchronization.
         """
-        optimizer = cast(torch.optim.Optimizer, self.optimizer)
         if start is None:
             self._sync(to_vector=True)
         else:
             self.vector.copy_(start)
-        self.vector.grad = self.gradient
-        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
-        try:
-            optimizer.step()
-        finally:
-            self.vector.grad = None
-            del optimizer.found_inf  # type: ignore[attr-defined]
+        _fused_step(self.vector, self.gradient, self.optimizer_state, self.config, skip=(~finite).float())
         self._sync(to_vector=False)
 
     def rebuild_if_moved(self) -> None:
@@ -207,15 +199,33 @@ def _copy(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
             torch._foreach_copy_(list(both[0]), list(both[1]))
 
 
-def _make_optimizer(vector: Tensor, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """A fused optimizer, which skips a step when found_inf is set; its state exists from the start."""
+def _initial_state(vector: Tensor, config: OptimizerConfig) -> dict[str, Tensor]:
+    """The tensors that `torch.optim` keeps for the optimizer, by the same names, zero."""
     if config.optimizer == "adam":
-        adam = torch.optim.Adam([vector], lr=config.lr, betas=(config.momentum, 0.999), fused=True)
         step = torch.zeros((), dtype=torch.float32, device=vector.device)
-        adam.state[vector] = {
-            "step": step, "exp_avg": torch.zeros_like(vector), "exp_avg_sq": torch.zeros_like(vector),
-        }  # fmt: skip
-        return adam
-    sgd = torch.optim.SGD([vector], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=True)
-    sgd.state[vector] = {"momentum_buffer": torch.zeros_like(vector)} if config.momentum else {}
-    return sgd
+        return {"step": step, "exp_avg": torch.zeros_like(vector), "exp_avg_sq": torch.zeros_like(vector)}
+    return {"momentum_buffer": torch.zeros_like(vector)} if config.momentum else {}
+
+
+@torch.no_grad()
+def _fused_step(
+    vector: Tensor, gradient: Tensor, state: dict[str, Tensor], config: OptimizerConfig, *, skip: Tensor
+) -> None:
+    """One step of `torch.optim.Adam` or `SGD` with `fused=True`; none where `skip` () is 1, float32 on the device.
+
+    The kernels are called without the classes, which import the compiler: seconds of every process.
+    """
+    if config.optimizer == "adam":
+        state["step"] += 1
+        torch._fused_adam_(
+            [vector], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]],
+            lr=config.lr, beta1=config.momentum, beta2=0.999, weight_decay=0.0, eps=1e-8,
+            amsgrad=False, maximize=False, found_inf=skip,
+        )  # fmt: skip
+        state["step"] -= skip
+        return
+    torch._fused_sgd_(
+        [vector], [gradient], list(state.values()),
+        lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, weight_decay=0.0, dampening=0.0,
+        maximize=False, is_first_step=False, found_inf=skip,
+    )  # fmt: skip

@@ -7,12 +7,13 @@ differentiated or compiled: its overhead is most of a small batch's time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from trust_tta.errors import BackendError
 from trust_tta.ops import reference
 from trust_tta.ops.tensors import Gathered, Parameters, Saved, ScanGradients, ScanInputs
 
@@ -60,6 +61,24 @@ def get_backend(triton: bool) -> Backend:
     return cpu
 
 
+def _define(name: str, run: Callable[..., object], schema: str) -> Any:
+    """The operator `trust_tta::name`; `torch.library.custom_op` would import the compiler at the first call."""
+    torch.library.define(f"trust_tta::{name}", schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(f"trust_tta::{name}", "default", run)
+    return getattr(torch.ops.trust_tta, name).default
+
+
+def _define_backward(name: str, run: Callable[..., object], schema: str) -> Any:
+    """A `_define` that says at the second derivative that there is none."""
+    operator = _define(name, run, schema)
+
+    def refuse(ctx: Any, *gradients: Tensor) -> None:
+        raise BackendError(f"trust_tta::{name} has no derivative; use backend='reference' for second derivatives")
+
+    torch.library.register_autograd(operator, refuse)
+    return operator
+
+
 def _keep_unused_gradients_none(ctx: Any, saved: tuple[Tensor, ...]) -> None:
     """Without this PyTorch would fill a zero gradient for each saved output."""
     ctx.mark_non_differentiable(*saved)
@@ -81,28 +100,29 @@ def run_scan_backward(dy: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     return tuple(get_backend(triton).scan_backward(dy, ScanInputs(*inputs), states))
 
 
-scan = torch.library.custom_op(
-    "trust_tta::scan", run_scan, mutates_args=(), schema=f"({_INPUTS}, bool triton) -> (Tensor, Tensor)"
-)
-scan_backward = torch.library.custom_op(
-    "trust_tta::scan_backward",
+scan = _define("scan", run_scan, f"({_INPUTS}, bool triton) -> (Tensor, Tensor)")
+scan_backward = _define_backward(
+    "scan_backward",
     run_scan_backward,
-    mutates_args=(),
-    schema=f"(Tensor dy, {_INPUTS}, Tensor states, bool triton) -> ({', '.join(['Tensor'] * 7)})",
+    f"(Tensor dy, {_INPUTS}, Tensor states, bool triton) -> ({', '.join(['Tensor'] * 7)})",
 )
 
 
-@scan.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _fake_scan(*arguments: Any) -> tuple[Tensor, Tensor]:
     u, delta, A, *_, triton = arguments
     states = get_backend(triton).states_shape(delta.shape, A.shape[-1])
     return u.new_empty(u.shape), u.new_empty(states, dtype=torch.float32)
 
 
-@scan_backward.register_fake
-def _(dy: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+torch.library.register_fake(scan, _fake_scan)
+
+
+def _fake_scan_backward(dy: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     A = arguments[2]
     return tuple(A.new_empty(0) if t is None else t.new_empty(t.shape) for t in arguments[:7])
+
+
+torch.library.register_fake(scan_backward, _fake_scan_backward)
 
 
 def _save_scan(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -117,7 +137,7 @@ def _differentiate_scan(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None,
     return (*(None if t is None else g for g, t in zip(gradients, tensors, strict=True)), None, None)
 
 
-scan.register_autograd(_differentiate_scan, setup_context=_save_scan)
+torch.library.register_autograd(scan, _differentiate_scan, setup_context=_save_scan)
 
 
 # SS2D's scan of a map.
@@ -139,23 +159,20 @@ def run_scan_map_backward(dy: Tensor, x: Tensor, directions: Tensor, *arguments:
     return dx, *gradients
 
 
-scan_map = torch.library.custom_op(
-    "trust_tta::scan_map",
+scan_map = _define(
+    "scan_map",
     run_scan_map,
-    mutates_args=(),
-    schema=f"(Tensor x, Tensor directions, {_FIVE}, bool triton) -> ({', '.join(['Tensor'] * 9)})",
+    f"(Tensor x, Tensor directions, {_FIVE}, bool triton) -> ({', '.join(['Tensor'] * 9)})",
 )
-scan_map_backward = torch.library.custom_op(
-    "trust_tta::scan_map_backward",
+scan_map_backward = _define_backward(
+    "scan_map_backward",
     run_scan_map_backward,
-    mutates_args=(),
-    schema=f"(Tensor dy, Tensor x, Tensor directions, {_SAVED}, {_GATHERED}, "
+    f"(Tensor dy, Tensor x, Tensor directions, {_SAVED}, {_GATHERED}, "
     f"bool train_projections, bool train_scan, bool triton) -> ({', '.join(['Tensor'] * 6)})",
 )
 
 
-@scan_map.register_fake
-def _(x: Tensor, directions: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def _fake_scan_map(x: Tensor, directions: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     *parameters, triton = arguments
     (b, c, h, w), rows = x.shape, parameters[0].shape[1]
     gathered = reference.gather(Parameters(*parameters), directions, x.dtype)
@@ -167,14 +184,19 @@ def _(x: Tensor, directions: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     return y, *Saved(projected, x.new_empty(states, dtype=torch.float32), u, gathered).flatten()
 
 
-@scan_map_backward.register_fake
-def _(dy: Tensor, x: Tensor, directions: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+torch.library.register_fake(scan_map, _fake_scan_map)
+
+
+def _fake_scan_map_backward(dy: Tensor, x: Tensor, directions: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     *saved, train_projections, train_scan, _ = arguments
     gathered = Gathered(*saved[3:])
     dx = x.new_empty((x.shape[0], *x.shape[2:], x.shape[1])).permute(0, 3, 1, 2)
     wanted = (train_projections,) * 2 + (train_scan,) * 3
     shapes = zip(gathered.parameter_shapes(), wanted, strict=True)
     return dx, *(gathered.A.new_empty(shape if w else 0) for shape, w in shapes)
+
+
+torch.library.register_fake(scan_map_backward, _fake_scan_map_backward)
 
 
 def _save_scan_map(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -189,7 +211,7 @@ def _differentiate_scan_map(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | 
     return (dx, None, *(g if w else None for g, w in zip(gradients, wanted, strict=True)), None)
 
 
-scan_map.register_autograd(_differentiate_scan_map, setup_context=_save_scan_map)
+torch.library.register_autograd(scan_map, _differentiate_scan_map, setup_context=_save_scan_map)
 
 
 # The merge of SS2D's sequences and the norm that follows it, on a GPU; on a CPU they are merged already.
@@ -228,25 +250,31 @@ def run_merge_norm_backward(
     return triton.cross_scan(dx.permute(0, 3, 1, 2), silu=False), dweight.to(weight.dtype), dbias.to(bias.dtype)
 
 
-merge_norm = torch.library.custom_op("trust_tta::merge_norm", run_merge_norm, mutates_args=())
-merge_norm_backward = torch.library.custom_op(
-    "trust_tta::merge_norm_backward", run_merge_norm_backward, mutates_args=()
+merge_norm = _define("merge_norm", run_merge_norm, torch.library.infer_schema(run_merge_norm, mutates_args=()))
+merge_norm_backward = _define_backward(
+    "merge_norm_backward",
+    run_merge_norm_backward,
+    torch.library.infer_schema(run_merge_norm_backward, mutates_args=()),
 )
 
 
-@merge_norm.register_fake
-def _(y: Tensor, height: int, width: int, *arguments: Any) -> tuple[Tensor, ...]:
+def _fake_merge_norm(y: Tensor, height: int, width: int, *arguments: Any) -> tuple[Tensor, ...]:
     b, _, c, _ = y.shape
     norm, x = (y.new_empty((b, height, width, c)) for _ in range(2))
     mean, scale = (y.new_empty((b, height, width, 1), dtype=torch.float32) for _ in range(2))
     return norm, x, mean, scale
 
 
-@merge_norm_backward.register_fake
-def _(dnorm: Tensor, x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+torch.library.register_fake(merge_norm, _fake_merge_norm)
+
+
+def _fake_merge_norm_backward(dnorm: Tensor, x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     _, _, weight, bias, train = arguments
     b, h, w, c = x.shape
     return x.new_empty((b, 2, c, h * w)), *(t.new_empty(t.shape if train else 0) for t in (weight, bias))
+
+
+torch.library.register_fake(merge_norm_backward, _fake_merge_norm_backward)
 
 
 def _save_merge_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -261,4 +289,4 @@ def _differentiate_merge_norm(ctx: Any, dnorm: Tensor, *_: Tensor) -> tuple[Tens
     return (dy, None, None, dweight if train else None, dbias if train else None, None)
 
 
-merge_norm.register_autograd(_differentiate_merge_norm, setup_context=_save_merge_norm)
+torch.library.register_autograd(merge_norm, _differentiate_merge_norm, setup_context=_save_merge_norm)
