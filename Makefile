@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: test test-slow test-fuzz test-gpu demo paper lint types typed kernels docs dist clean
+.PHONY: test test-slow test-fuzz test-gpu demo paper lint types typed architectures kernels docs dist clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,6 +40,10 @@ types: $(VENV)/dev
 # The options of the methods as editors and mypy see them, from their declarations.
 typed: $(VENV)/dev
 	$(BIN)/python -m tests.methods.typed_stub
+
+# The names and shapes of all variants as digests, by which checkpoints are recognized.
+architectures: $(VENV)/dev
+	$(BIN)/python -m tests.models.architectures
 
 # The LLVM IR of the CPU kernels that ships with the package, from their sources in ops/cpu.
 kernels: $(VENV)/dev

@@ -64,7 +64,8 @@ class TimmNetwork(ScanNetwork):
 
     def describe_stages(self) -> list[tuple[str, int, int]]:
         """Last module of each stage, the channels of its map, and the reduction of its size."""
-        raise NotImplementedError
+        path, patch = getattr(self, "stages_path", ""), getattr(self.config, "patch_size", 4)
+        return [(f"{path}.{i}", dim, patch * 2**i) for i, (_, dim) in enumerate(self.config.stages())]
 
     def as_map(self, arguments: tuple[Any, ...], given: Tensor) -> Tensor:
         """Output `given` of a stage's last module as a map (n, c, h, w); `arguments` were its inputs."""
@@ -149,7 +150,8 @@ class TimmNetwork(ScanNetwork):
         return tuple(name for name, _ in self.named_parameters() if name.rpartition(".")[0] in self._classifier_paths())
 
     def _classifier_paths(self) -> list[str]:
-        return [path for path in _HEADS if _has(self, path)]
+        own = dict(self.named_modules())
+        return [path for path in _HEADS if path in own]
 
     def load_pretrained(self, source: str) -> None:
         """The weights of a known checkpoint or a file; a classifier of another size keeps its random ones."""
@@ -179,9 +181,7 @@ _NOT_DECAYED = ("A_logs", "A_log", "A_b_log", "Ds", ".D", "pos_embed", "cls_toke
 
 
 class TimmVMamba(TimmNetwork, VMamba):
-    def describe_stages(self) -> list[tuple[str, int, int]]:
-        patch, dims = self.config.patch_size, self.config.dims
-        return [(f"layers.{i}", dim, patch * 2**i) for i, dim in enumerate(dims)]
+    pass
 
 
 class TimmLocalVMamba(TimmVMamba, LocalVMamba):
@@ -197,8 +197,7 @@ class TimmEfficientVMamba(TimmVMamba, EfficientVMamba):
 
 
 class TimmSpatialMamba(TimmNetwork, SpatialMamba):
-    def describe_stages(self) -> list[tuple[str, int, int]]:
-        return [(f"layers.{i}", dim, 4 * 2**i) for i, dim in enumerate(self.config.dims)]
+    pass
 
 
 class TimmVSSD(TimmSpatialMamba, VSSD):
@@ -218,9 +217,6 @@ class TimmGroupMamba(TimmNetwork, GroupMamba):
 
 class TimmMambaVision(TimmNetwork, MambaVision):
     block_pattern = r"^levels\.(\d+)"
-
-    def describe_stages(self) -> list[tuple[str, int, int]]:
-        return [(f"levels.{i}", self.config.dim * 2**i, 4 * 2**i) for i in range(len(self.config.depths))]
 
 
 class TimmVim(TimmNetwork, Vim):
@@ -254,11 +250,6 @@ _FAMILIES: dict[str, type[TimmNetwork]] = {
     "SpatialMambaConfig": TimmSpatialMamba,
     "VSSDConfig": TimmVSSD,
 }
-
-
-def _has(network: nn.Module, path: str) -> bool:
-    parent, _, leaf = path.rpartition(".")
-    return (not parent or hasattr(network, parent)) and getattr(network.get_submodule(parent), leaf, None) is not None
 
 
 def _make(variant: str, *, num_classes: int = 1000, global_pool: str | None = None, **options: Any) -> TimmNetwork:

@@ -28,7 +28,7 @@ from tests.bench.tiny import read_config, tiny_config
 from tests.cli.test_bench import config as config  # a fixture
 from trust_tta.bench.experiment import Experiment
 from trust_tta.errors import BackendError, ConfigError, DataError
-from trust_tta.models.networks import require_vmamba
+from trust_tta.models.networks import require_ours
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 
 ORDERS = ["abcd", "badc", "dbca"]
@@ -47,7 +47,7 @@ def surface(place: Experiment, points: int = 3) -> LossSurface:
 def by_hand(place: Experiment) -> list[dict[str, torch.Tensor]]:
     """The adapted tensors after each order on the last batch: pseudo-labels and Adam, written out."""
     domain = place.domains[0]
-    model = copy.deepcopy(require_vmamba(place.network(domain), by="a test")).eval()
+    model = copy.deepcopy(require_ours(place.network(domain), by="a test")).eval()
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.track_running_stats, module.running_mean, module.running_var = False, None, None
@@ -70,7 +70,7 @@ def by_hand(place: Experiment) -> list[dict[str, torch.Tensor]]:
 
 
 def loss_by_hand(place: Experiment, weights: dict[str, torch.Tensor]) -> float:
-    model = copy.deepcopy(require_vmamba(place.network(place.domains[0]), by="a test")).train()  # batch statistics
+    model = copy.deepcopy(require_ours(place.network(place.domains[0]), by="a test")).train()  # batch statistics
     model.set_stochastic_depth(False)
     model.load_state_dict(weights, strict=False)
     total, count = 0.0, 0
@@ -201,7 +201,7 @@ def test_a_further_order_takes_the_memory_of_its_weights_alone() -> None:
     place = Experiment(read_config(path, {"device": "cuda"}, small=True))
     domain = place.domains[0]
     found = memory_by_k(place, domain, counts=(2, 4, 8))
-    model = require_vmamba(place.network(domain), by="a test")
+    model = require_ours(place.network(domain), by="a test")
     roles = model.parameter_roles()
     weights = sum(p.nbytes for name, p in model.named_parameters() if roles[name].kind != "other")
     two, four, eight = found.peak

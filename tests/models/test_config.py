@@ -122,7 +122,7 @@ def test_a_config_is_frozen_hashable_and_takes_lists() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name in VARIANTS if not name.startswith("upernet_")))
-def test_the_rough_size_of_a_network_is_nearly_its_size(name: str) -> None:
+def test_the_rough_size_of_a_network_is_within_a_factor_of_three(name: str) -> None:
     with torch.device("meta"):
         parameters = sum(p.numel() for p in tt.create_model(name).parameters())
-    assert VARIANTS[name].rough_size() == pytest.approx(parameters, rel=0.05)
+    assert parameters / 3 < VARIANTS[name].rough_size() < 3 * parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 import trust_tta as tt
 from tests.golden import load_golden_json
+from tests.models.architectures import FILE, architectures
 from tests.models.networks import TINY_CONFIGS, tiny_images, tiny_network
 from trust_tta.models.pretrained import PRETRAINED
 from trust_tta.models.variants import VARIANTS
@@ -91,6 +93,11 @@ def test_every_parameter_has_a_gradient(config: str) -> None:
     # A constant added before a batch normalisation is taken out again.
     before_norm = ("patch_embed.0.bias", "patch_embed.5.bias", "downsample.1.bias")
     assert [n for n in dead if not n.endswith(before_norm)] == []
+
+
+def test_the_shipped_architectures_are_those_of_the_variants() -> None:
+    """After a new variant: `make architectures`."""
+    assert json.loads(FILE.read_text()) == architectures()
 
 
 def test_pretrained_entries_fit_the_variants() -> None:

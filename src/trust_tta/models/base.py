@@ -148,5 +148,5 @@ class ScanNetwork(nn.Module):
     def set_scan_backend(self, backend: str) -> None:
         """Use one scan backend in every block; "auto" chooses by device."""
         for module in self.modules():
-            if "backend" in module.__dict__:
+            if hasattr(type(module), "backend"):
                 module.backend = backend  # type: ignore[assignment]

@@ -1,7 +1,11 @@
-"""Checkpoints: the weights of a file, the network they belong to, its classes and its preprocessing."""
+"""Checkpoints: the network that a file of weights belongs to, its classes and its preprocessing.
+
+A file names its variant in its metadata, or is recognized by the names and shapes of its parameters.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import warnings
@@ -16,21 +20,13 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from trust_tta.config_io import parse_json
+from trust_tta.config_io import read_asset
 from trust_tta.errors import CheckpointError, ConfigError, TrustWarning, users_level
 from trust_tta.models.base import ScanNetwork
-from trust_tta.models.config import NetworkConfig, UPerNetConfig, VMambaConfig
-from trust_tta.models.networks import build_network, find_network, is_ours, outputs_of
-from trust_tta.models.pretrained import (
-    HUB_PREFIX,
-    HUB_WEIGHTS,
-    PRETRAINED,
-    Pretrained,
-    check_pretrained,
-    find_published,
-    hub_folder,
-    locate,
-)
+from trust_tta.models.config import NetworkConfig, VMambaConfig
+from trust_tta.models.metadata import NO_FIELDS, Fields, ModelInfo
+from trust_tta.models.networks import build_network, find_network, outputs_of
+from trust_tta.models.pretrained import HUB_WEIGHTS, PRETRAINED, Pretrained, check_pretrained, find_file, find_published
 from trust_tta.models.upernet import UPerNet
 from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vmamba import VMamba
@@ -49,19 +45,17 @@ from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import did_you_mean, show
 
 Source: TypeAlias = str | PathLike[str] | Mapping[str, Any]
-Fields: TypeAlias = Mapping[str, Any]
 
-_TOLERANCE = 2e-3  # of a mean or deviation: how far published figures of one data set lie apart
 CHECKED_BATCHES = 3  # of a loaded network, before its input is trusted
-
+NO_WEIGHTS = WeightsFile({}, {}, "")  # of networks whose own factory loads them
 MIN_CHECKED_PARAMETERS = 10_000_000  # smaller networks are built whatever the size of the file
 
-_NOTHING: Fields = MappingProxyType({})
+_TOLERANCE = 2e-3  # of a mean or deviation: how far published figures of one data set lie apart
 
 
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """Weights of a file, with the network, classes and preprocessing that its name, metadata or variant state.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Checkpoint(ModelInfo):
+    """Weights of a file, and what its name, metadata or variant states of the network.
 
     >>> checkpoint = Checkpoint.open("vmamba_nano_cifar10")
     >>> checkpoint.variant, checkpoint.num_classes, checkpoint.classes[:2]
@@ -69,14 +63,10 @@ class Checkpoint:
     >>> model = checkpoint.load()
     """
 
-    file: Path | None  # None: the weights that the network's own factory gives it
-    variant: str  # ours, or "package.module:Name"
-    fields: Fields  # in which the network differs from the variant; the arguments of a factory
-    num_classes: int | None  # None: unknown, as of a file without a classifier
-    classes: tuple[str, ...] | None  # names in label order
+    variant: str
     preprocessing: Preprocessing
+    file: Path | None  # None: the weights that the network's own factory gives it
     sha256: str
-    license: str | None
     metadata: Mapping[str, str] = field(repr=False)  # of the file
     ema: bool = False
     _state: dict[str, Tensor] | None = field(default=None, repr=False)
@@ -90,7 +80,7 @@ class Checkpoint:
         num_classes: int | None = None,
         preprocessing: Preprocessing | None = None,
         classes: tuple[str, ...] | None = None,
-        fields: Fields = _NOTHING,
+        fields: Fields = NO_FIELDS,
         ema: bool = False,
     ) -> Checkpoint:
         """Read the checkpoint `source`: a known name, the path of a .pth or .safetensors file, or "hf:owner/name".
@@ -99,44 +89,44 @@ class Checkpoint:
         precedence over what the file states; a preprocessing that contradicts the one of training is refused. `ema`
         takes the moving average of the weights where a file holds both.
         """
-        known = PRETRAINED.get(str(source)) if isinstance(source, str | PathLike) else None
-        if known is not None and variant not in (None, known.variant):
-            raise ConfigError(f"checkpoint '{known.name}' is for the network '{known.variant}', not '{variant}'")
-        if variant is not None:
-            find_network(variant)  # a wrong name is reported before a large file is read
-        if source is None and str(variant).startswith("timm:") and not fields.get("pretrained"):
-            raise ConfigError(
-                f"'{variant}' has random weights; override it with pretrained = true, or give a checkpoint"
-            )
-        file = _locate(source, known, variant)
-        weights = _read(file, ema=ema)
-        if known is not None and file is not None:
-            check_pretrained(known, file, weights.sha256)
-        stated = read_info(weights, file, known)
-        published = known or find_published(source, file)
-        if variant is None:
-            variant = _stated_variant(stated, file) if stated.variant else _recognize(weights.state, file, published)
+        _check_request(source, variant, fields)
+        file = None if source is None else find_file(source)
+        weights = NO_WEIGHTS if file is None else read_weights(file, ema=ema)
+        published = find_published(source, file)
+        if published is not None and str(source) == published.name:
+            check_pretrained(published, cast(Path, file), weights.sha256)
+            stated = published.info
+        else:
+            stated = ModelInfo.from_metadata(weights.metadata, file)
+        variant = variant or _find_variant(stated, weights.state, file, published)
         own_fields = {**stated.fields, **fields}
-        given = _first(num_classes, own_fields.pop("num_classes", None))
-        if given is not None and not is_ours(variant):
-            own_fields["num_classes"] = given
-        foreign = _make_foreign(variant, own_fields)
-        trained_with = stated.preprocessing  # as the file says; a network's own is a default where weights are given
-        if foreign is not None:
-            stated = _complete(stated, foreign)
-            trained_with = trained_with if file else stated.preprocessing
-        state = _named(weights.state, foreign or variant)
-        count = _first(given, stated.num_classes, _outputs(state))
-        stated, count = _with_classes(stated, count, classes)
+        stated_count = own_fields.pop("num_classes", None)
+        given = stated_count if num_classes is None else num_classes
+        if variant in VARIANTS:
+            state = _under_names_of(variant, weights.state)
+            default = ModelInfo(variant, NO_FIELDS, _outputs(state), None, default_preprocessing(variant))
+        else:
+            own_fields |= {} if given is None else {"num_classes": given}
+            network = _build_outside(variant, own_fields)
+            state = _under_names_of(network, weights.state)
+            default = replace(describe(network), variant=variant)
+        counts = (given, stated.num_classes, default.num_classes)
+        count = next((each for each in counts if each is not None), None)
+        if classes is not None and count not in (None, len(classes)):
+            raise ConfigError(
+                f"the network outputs {count} classes, but {len(classes)} names are given; name each output"
+            )
+        names = classes or stated.classes or default.classes
+        count = count if classes is None else len(classes)
         return cls(
-            file=file,
             variant=variant,
             fields=MappingProxyType(own_fields),
             num_classes=count,
-            classes=stated.classes if stated.classes and len(stated.classes) == count else None,
-            preprocessing=_choose(preprocessing, stated.preprocessing, trained_with, variant, file),
-            sha256=weights.sha256 or state_digest(state),
+            classes=names if names and len(names) == count else None,
+            preprocessing=_choose_preprocessing(preprocessing, stated, default, file),
             license=weights.metadata.get("license") or (published.license if published else None),
+            file=file,
+            sha256=weights.sha256 or state_digest(state),
             metadata=MappingProxyType(weights.metadata),
             ema=ema,
             _state=state,
@@ -146,8 +136,9 @@ class Checkpoint:
     def state(self) -> dict[str, Tensor]:
         """State dict under the network's names; read again after `release`, if the file is unchanged."""
         if self._state is None:
-            weights = _read(self.file, ema=self.ema)
-            state = _named(weights.state, _make_foreign(self.variant, self.fields) or self.variant)
+            weights = NO_WEIGHTS if self.file is None else read_weights(self.file, ema=self.ema)
+            ours = self.variant in VARIANTS
+            state = _under_names_of(self.variant if ours else _build_outside(self.variant, self.fields), weights.state)
             if self.sha256 != (weights.sha256 or state_digest(state)):
                 raise CheckpointError(f"{self.origin} has changed since it was first read; start again")
             object.__setattr__(self, "_state", state)
@@ -160,17 +151,16 @@ class Checkpoint:
 
     @property
     def info(self) -> ModelInfo:
-        return ModelInfo(self.variant, self.fields, self.num_classes, self.classes, self.preprocessing, self.license)
+        """The checkpoint without its weights."""
+        return self
 
     @property
     def card(self) -> str | None:
         """The model card next to the file."""
         names = ("card.md", "README.md") if self.file and self.file.name == HUB_WEIGHTS else ("card.md",)
         candidates = [self.file.with_suffix(".md"), *map(self.file.with_name, names)] if self.file else []
-        for path in candidates:
-            if path.is_file():
-                return path.read_text(encoding="utf-8", errors="replace")
-        return None
+        found = next((path for path in candidates if path.is_file()), None)
+        return None if found is None else found.read_text(encoding="utf-8", errors="replace")
 
     def load(
         self, *, device: str | torch.device = "cpu", num_classes: int | None = None, head: bool = True, **overrides: Any
@@ -179,37 +169,33 @@ class Checkpoint:
 
         `head=False` leaves the classifier of our networks at its random weights, of `num_classes` classes.
         """
-        fields = {**self.fields, **overrides}
-        count = _first(num_classes, fields.get("num_classes"), self.num_classes)
-        if count is not None and (is_ours(self.variant) or count != self.num_classes):
+        fields, ours = {**self.fields, **overrides}, self.variant in VARIANTS
+        counts = (num_classes, fields.get("num_classes"), self.num_classes)
+        count = next((each for each in counts if each is not None), None)
+        if count is not None and (ours or count != self.num_classes):
             fields["num_classes"] = count
-        if is_ours(self.variant):
-            self._check_size(fields)
-        network = _make_foreign(self.variant, fields) or build_network(self.variant, fields)
+        if ours:
+            self._check_size(VARIANTS[self.variant].override(fields))
+        network = build_network(self.variant, fields) if ours else _build_outside(self.variant, fields)
         try:
             load_state(network, self.state, origin=self.origin, head=head)
         except CheckpointError as error:
-            found = matching_variants(_read(self.file, ema=self.ema).state) if is_ours(self.variant) else []
+            found = matching_variants(read_weights(self.file, ema=self.ema).state) if ours and self.file else []
             if not found or self.variant in found:
                 raise
-            other = found[0]
             raise CheckpointError(
-                f"{self.origin} holds the weights of '{other}', not of '{self.variant}'; give the name '{other}'"
+                f"{self.origin} holds the weights of '{found[0]}', not of '{self.variant}'; give the name '{found[0]}'"
             ) from error
         known = cast(ScanNetwork, network)
         known.preprocessing, known.classes = self.preprocessing, self.classes if head else None
-        known.license = self.license
+        known.license, known.unchecked_batches = self.license, CHECKED_BATCHES
         if self.license and "-NC" in self.license.upper():
             _warn_of_license(self.origin, self.license)
-        known.unchecked_batches = CHECKED_BATCHES
         return network.to(device).eval()
 
-    def _check_size(self, fields: Fields) -> None:
+    def _check_size(self, config: NetworkConfig) -> None:
         """Refuse a network that is far larger than the file before its memory is taken."""
-        stored, wanted = (
-            sum(t.numel() for t in self.state.values()),
-            VARIANTS[self.variant].override(fields).rough_size(),
-        )
+        stored, wanted = sum(t.numel() for t in self.state.values()), config.rough_size()
         if wanted > 2 * stored + MIN_CHECKED_PARAMETERS:
             raise CheckpointError(
                 f"{self.origin} holds {stored:.1e} numbers and the network '{self.variant}' has about {wanted:.1e}; "
@@ -240,85 +226,69 @@ def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head
     """
     if isinstance(source, Mapping):
         origin = "the given state dict"
-        load_state(model, _named(pick_state(source, origin=origin, ema=ema), model), origin=origin, head=head)
+        load_state(model, _under_names_of(model, pick_state(source, origin=origin, ema=ema)), origin=origin, head=head)
         return model
-    file = _path(source)
+    file = find_file(source)
     weights = read_weights(file, ema=ema)
-    stated = read_info(weights, file, None)
-    load_state(model, _named(weights.state, model), origin=f"'{file}'", head=head)
+    stated = ModelInfo.from_metadata(weights.metadata, file)
+    load_state(model, _under_names_of(model, weights.state), origin=f"'{file}'", head=head)
     if isinstance(model, ScanNetwork | UPerNet):
         model.preprocessing = stated.preprocessing or model.preprocessing
         model.classes = stated.classes if head else model.classes
     return model
 
 
-@dataclass(frozen=True)
-class ModelInfo:
-    """Description of a network in a file's metadata or by a known checkpoint's name; fields may be unknown."""
-
-    variant: str | None
-    fields: Fields
-    num_classes: int | None
-    classes: tuple[str, ...] | None
-    preprocessing: Preprocessing | None
-    license: str | None = None  # of the weights
-
-    def to_metadata(self) -> dict[str, str]:
-        """Metadata of a weights file; `read_info` is the inverse."""
-        texts = {"variant": self.variant, "overrides": json.dumps(dict(self.fields))} if self.variant else {}
-        texts |= {"num_classes": str(self.num_classes)} if self.num_classes else {}
-        texts |= {"classes": json.dumps(self.classes)} if self.classes else {}
-        texts |= {"license": self.license} if self.license else {}
-        return texts | ({"preprocessing": self.preprocessing.to_json()} if self.preprocessing else {})
-
-
 def describe(network: nn.Module) -> ModelInfo:
-    """Description of a network; of ours, the nearest variant and the fields that differ from it."""
+    """What a network says of itself; of ours, the nearest variant and the fields that differ from it."""
     config, preprocessing = getattr(network, "config", None), getattr(network, "preprocessing", None)
     classes, license = getattr(network, "classes", None), getattr(network, "license", None)
+    classes = tuple(classes) if classes else None
     if not isinstance(config, NetworkConfig):
-        return ModelInfo(None, _NOTHING, outputs_of(network), classes, preprocessing, license)
+        return ModelInfo(None, NO_FIELDS, outputs_of(network), classes, preprocessing, license)
     changes = {v: config.changes_from(known) for v, known in VARIANTS.items() if type(known) is type(config)}
     nearest = min(changes, key=lambda variant: len(changes[variant]))
     return ModelInfo(nearest, changes[nearest], config.num_classes, classes, preprocessing, license)
 
 
-def _locate(source: str | PathLike[str] | None, known: Pretrained | None, variant: str | None) -> Path | None:
-    """Path of a checkpoint's file; None where an outside network's factory loads its own weights."""
-    if source is None:
-        if variant is None or is_ours(variant):
-            raise ConfigError(f"the network '{variant}' has no weights of its own; give a checkpoint")
-        return None
-    file = locate(known) if known else _path(source)
-    if str(source).startswith(HUB_PREFIX):
-        file = hub_folder(str(source).removeprefix(HUB_PREFIX)) / HUB_WEIGHTS
-    if not file.is_file():
-        raise CheckpointError(
-            f"no checkpoint at '{file}'; give the path of a .pth or .safetensors file or a known name: "
-            f"{did_you_mean(str(source), PRETRAINED)}"
-        )
-    return file
+def fingerprint(state: Mapping[str, Tensor]) -> str:
+    """Digest of the names and shapes of a network's parameters, but for the classifier and the auxiliary head."""
+    ignored = (*HEADS, AUXILIARY)
+    kept = (name for name in state if not name.startswith(ignored) and not name.endswith("num_batches_tracked"))
+    lines = sorted(f"{name} {tuple(state[name].shape)}" for name in kept)
+    return hashlib.sha256("\n".join(lines).encode(errors="replace")).hexdigest()[:16]
 
 
-def _path(source: object) -> Path:
-    if not isinstance(source, str | PathLike):
-        raise CheckpointError(f"a checkpoint is {show(source)}; give a name, a path or a state dict")
-    return Path(source)
+def matching_variants(state: Mapping[str, Tensor]) -> list[str]:
+    """Our variants whose parameters, but for the classifier, have the names and shapes of `state`."""
+    known: dict[str, list[str]] = json.loads(read_asset("architectures.json"))
+    return known.get(fingerprint(strip_prefixes(state))) or known.get(fingerprint(rename(state)), [])
 
 
-def _stated_variant(stated: ModelInfo, file: Path | None) -> str:
-    """Variant that a file states; it must be ours, because a file must not choose which code runs."""
-    if not is_ours(str(stated.variant)):
-        hint = did_you_mean(str(stated.variant), VARIANTS)
+def _check_request(source: object, variant: str | None, fields: Fields) -> None:
+    """Refuse names that do not go together before a large file is read."""
+    known = PRETRAINED.get(str(source))
+    if known is not None and variant not in (None, known.variant):
+        raise ConfigError(f"checkpoint '{known.name}' is for the network '{known.variant}', not '{variant}'")
+    if variant is not None and variant not in VARIANTS:
+        find_network(variant)
+    if source is None and (variant is None or variant in VARIANTS):
+        raise ConfigError(f"the network '{variant}' has no weights of its own; give a checkpoint")
+    if source is None and str(variant).startswith("timm:") and not fields.get("pretrained"):
+        raise ConfigError(f"'{variant}' has random weights; override it with pretrained = true, or give a checkpoint")
+
+
+def _find_variant(
+    stated: ModelInfo, state: Mapping[str, Tensor], file: Path | None, published: Pretrained | None
+) -> str:
+    """The variant of a file: stated, or recognized. It must be ours, because a file must not choose which code runs."""
+    if stated.variant in VARIANTS:
+        return stated.variant
+    if stated.variant:
+        hint = did_you_mean(stated.variant, VARIANTS)
         raise ConfigError(
             f"'{file}' names a network outside of this package, {show(stated.variant)} ({hint}); if you trust it, "
             "give this name as the variant"
         )
-    return str(stated.variant)
-
-
-def _recognize(state: Mapping[str, Tensor], file: Path | None, published: Pretrained | None) -> str:
-    """The variant whose parameters have the names and shapes of a file; some variants differ in other things alone."""
     found = matching_variants(state)
     if published is not None and published.variant in found:
         return published.variant
@@ -337,32 +307,6 @@ def _recognize(state: Mapping[str, Tensor], file: Path | None, published: Pretra
     return found[0]
 
 
-def matching_variants(state: Mapping[str, Tensor]) -> list[str]:
-    """Our variants whose parameters, but for the classifier, have the names and shapes of `state`."""
-    size, segments = sum(t.numel() for t in state.values()), any("decode_head." in name for name in state)
-    candidates: dict[NetworkConfig, list[str]] = {}
-    for name, config in VARIANTS.items():
-        if 0.8 < config.rough_size() / max(1, size) < 1.25 and isinstance(config, UPerNetConfig) == segments:
-            candidates.setdefault(config, []).append(name)
-    found: list[str] = []
-    family: type[NetworkConfig] | None = None  # of the first match; parameters of two families are never alike
-    for config in sorted(candidates, key=lambda c: abs(c.rough_size() - size)):
-        if family in (None, type(config)) and _has_shapes_of(state, config, candidates[config][0]):
-            found, family = found + candidates[config], type(config)
-    return [name for name in VARIANTS if name in found]
-
-
-def _has_shapes_of(state: Mapping[str, Tensor], config: NetworkConfig, variant: str) -> bool:
-    def shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-        ignored = (*HEADS, AUXILIARY)
-        named = {name: tensor.shape for name, tensor in tensors.items() if not name.endswith("num_batches_tracked")}
-        return {name: shape for name, shape in named.items() if not name.startswith(ignored)}
-
-    with torch.device("meta"):
-        network = build_network(variant, {})
-    return shapes(_named(state, variant)) == shapes(network.state_dict())
-
-
 @cache
 def _warn_of_license(origin: str, license: str) -> None:
     """Say once that the weights may not be used commercially."""
@@ -373,135 +317,50 @@ def _warn_of_license(origin: str, license: str) -> None:
     )
 
 
-def _read(file: Path | None, *, ema: bool) -> WeightsFile:
-    return WeightsFile({}, {}, "") if file is None else read_weights(file, ema=ema)
-
-
-def _make_foreign(variant: str, fields: Fields) -> nn.Module | None:
-    """An outside network, built under a fixed seed; None for ours."""
-    if is_ours(variant):
-        return None
+def _build_outside(name: str, fields: Fields) -> nn.Module:
+    """A network from outside, under a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build_network(variant, fields)
+        return build_network(name, fields)
 
 
-def _named(state: Mapping[str, Tensor], network: nn.Module | str) -> dict[str, Tensor]:
-    """State dict under the names of a network or variant; the network's own where there is no file."""
+def _under_names_of(network: nn.Module | str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """State dict under the names of a network or variant; the network's own weights where there is no file."""
     if isinstance(VARIANTS[network] if isinstance(network, str) else network, VMambaConfig | VMamba | UPerNet):
         return rename(state)
     return strip_prefixes(state) if state or isinstance(network, str) else network.state_dict()
 
 
-def _complete(stated: ModelInfo, network: nn.Module) -> ModelInfo:
-    """Fill unknown fields from the attributes of an outside network."""
-    own = cast(ScanNetwork, network)
-    return replace(
-        stated,
-        num_classes=_first(stated.num_classes, outputs_of(network)),
-        classes=stated.classes or (tuple(own.classes) if own.classes else None),
-        preprocessing=stated.preprocessing or own.preprocessing,
-    )
-
-
-def read_info(weights: WeightsFile, file: Path | None, known: Pretrained | None) -> ModelInfo:
-    """Description of a known checkpoint, or the one in the file's metadata."""
-    if known is not None:
-        return ModelInfo(known.variant, _NOTHING, known.num_classes, known.classes, known.preprocessing)
-    metadata = weights.metadata
-    fields = _json(metadata, "overrides", dict, file)
-    classes = _json(metadata, "classes", list, file)
-    preprocessing = _json(metadata, "preprocessing", dict, file)
-    count = _json(metadata, "num_classes", int, file)
-    if classes is not None and not all(isinstance(name, str) for name in classes):
-        raise _unreadable("classes", file, "a class name is not a string")
-    return ModelInfo(
-        variant=metadata.get("variant"),
-        fields={name: value for name, value in (fields or {}).items() if name != "num_classes"},
-        num_classes=count,
-        classes=tuple(classes) if classes else None,
-        preprocessing=_stated_preprocessing(preprocessing, file),
-    )
-
-
-def _stated_preprocessing(stated: Any, file: Path | None) -> Preprocessing | None:
-    if stated is None:
-        return None
-    if missing := [name for name in ("size", "mean", "std") if name not in stated]:
-        raise _unreadable("preprocessing", file, f"it lacks {', '.join(missing)}")
-    try:
-        return Preprocessing.from_mapping(stated, where="")
-    except ConfigError as error:
-        raise _unreadable("preprocessing", file, str(error)) from None
-
-
-def _json(metadata: Mapping[str, str], name: str, kind: type, file: Path | None) -> Any:
-    """A JSON value of the metadata; None where it is absent."""
-    if name not in metadata:
-        return None
-    try:
-        value = parse_json(metadata[name], where="it", error=CheckpointError)
-    except CheckpointError as error:
-        raise _unreadable(name, file, str(error)) from None
-    if not isinstance(value, kind):
-        raise _unreadable(name, file, f"it is {show(value)}")
-    return value
-
-
-def _unreadable(name: str, file: Path | None, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"the {name} stated in '{file}' cannot be read ({why}); load its weights into a network of your own "
-        "with load_checkpoint"
-    )
-
-
-def _with_classes(
-    stated: ModelInfo, count: int | None, classes: tuple[str, ...] | None
-) -> tuple[ModelInfo, int | None]:
-    """The metadata and the number of outputs with class names that the user gives."""
-    if classes is None:
-        return stated, count
-    if count not in (None, len(classes)):
-        raise ConfigError(f"the network outputs {count} classes, but {len(classes)} names are given; name each output")
-    return replace(stated, classes=classes), len(classes)
-
-
-def _first(*values: int | None) -> int | None:
-    """The first value that is given."""
-    return next((value for value in values if value is not None), None)
-
-
 def _outputs(state: Mapping[str, Tensor]) -> int | None:
-    """The number of classes that the classifier's bias has; the weights of a head say the same."""
+    """The number of classes by the bias or the weight of the classifier."""
     for name in (f"{head}{leaf}" for head in HEADS for leaf in ("bias", "weight")):
         if name in state and state[name].dim():
             return int(state[name].shape[0])
     return None
 
 
-def _choose(
-    given: Preprocessing | None,
-    stated: Preprocessing | None,
-    trained_with: Preprocessing | None,
-    variant: str,
-    file: Path | None,
+def _choose_preprocessing(
+    given: Preprocessing | None, stated: ModelInfo, default: ModelInfo, file: Path | None
 ) -> Preprocessing:
-    """The given preprocessing, else the stated one, else the variant's; refused if training used another."""
-    if given is None and stated is None and not is_ours(variant):
+    """The given preprocessing, else the stated one, else the network's; refused if training used another.
+
+    What a network from outside says of itself is that of its own weights, not of those in a file.
+    """
+    known = stated.preprocessing or default.preprocessing
+    if given is None and known is None:
         warnings.warn(
-            f"the network '{variant}' does not say how its images are preprocessed, and ImageNet's way is assumed; "
-            "set --preprocessing, or the attribute .preprocessing of the network",
+            f"the network '{default.variant}' does not say how its images are preprocessed, and ImageNet's way is "
+            "assumed; set --preprocessing, or the attribute .preprocessing of the network",
             TrustWarning,
             stacklevel=users_level(),
         )
-    if given is None:
-        return stated or default_preprocessing(variant)
-    if trained_with is not None and not _close(given, trained_with):
+    trained_with = stated.preprocessing if file else known
+    if given is not None and trained_with is not None and not _close(given, trained_with):
         raise ConfigError(
-            f"'{file or variant}' was trained with mean {trained_with.mean} and std {trained_with.std}, and mean "
-            f"{given.mean} and std {given.std} are given; omit the preprocessing or give these"
+            f"'{file or default.variant}' was trained with mean {trained_with.mean} and std {trained_with.std}, and "
+            f"mean {given.mean} and std {given.std} are given; omit the preprocessing or give these"
         )
-    return given
+    return given or known or Preprocessing()
 
 
 def _close(one: Preprocessing, other: Preprocessing) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
@@ -41,9 +41,26 @@ class NetworkConfig(Schema):
     def fit_together(self) -> None:
         """Raise a ValueError where fields contradict each other."""
 
+    def stages(self) -> list[tuple[int, int]]:
+        """Depth and channels of each stage."""
+        own: Any = self
+        return list(zip(own.depths, own.dims, strict=True))
+
+    def block_size(self, dim: int) -> float:
+        """Parameters of a block, roughly."""
+        return 12.0 * dim**2
+
     def rough_size(self) -> float:
-        """The number of parameters, to a few percent: those of the large matrices."""
-        raise NotImplementedError
+        """Number of parameters within a factor of three, without building the network."""
+        stages, patch = self.stages(), getattr(self, "patch_size", 4)
+        blocks = sum(depth * self.block_size(dim) for depth, dim in stages)
+        return blocks + self.in_channels * patch**2 * stages[0][1] + stages[-1][1] * self.num_classes
+
+    def require_one_per_stage(self, **fields: Sequence[object]) -> None:
+        """Raise a ValueError where lists that hold a value for each stage differ in length."""
+        if len({len(values) for values in fields.values()}) > 1:
+            counts = [f"{len(values)} {name.replace('_of_', ' of ')}" for name, values in fields.items()]
+            raise ValueError(f"{', '.join(counts[:-1])} and {counts[-1]}; give one of each per stage")
 
     def changes_from(self, other: NetworkConfig) -> dict[str, Any]:
         """The fields, but for the classes, in which this differs from another configuration of its kind."""
@@ -86,24 +103,16 @@ class VMambaConfig(NetworkConfig):
             raise ValueError(f"{value} is even; give an odd number")
         return value
 
+    def block_size(self, dim: int) -> float:
+        steps = 4 * self.ssm_ratio * dim * (2 * (self.dt_rank or dim // 16 + 1) + 3 * self.d_state)
+        return steps + dim**2 * ((3 if self.gate else 2) * self.ssm_ratio + 2 * self.mlp_ratio)
+
     def fit_together(self) -> None:
-        if len(self.depths) != len(self.dims):
-            raise ValueError(f"{len(self.depths)} depths and {len(self.dims)} dims; give one of each per stage")
+        self.require_one_per_stage(depths=self.depths, dims=self.dims)
         if self.overlapping_stem and self.patch_size % 2:
             raise ValueError(f"patch_size is {self.patch_size}; an overlapping stem needs an even one")
         if any(self.ssm_ratio * dim < 1 for dim in self.dims):
             raise ValueError(f"ssm_ratio is {self.ssm_ratio:g}; with dims {self.dims} a scan would have no channels")
-
-    def rough_size(self) -> float:
-        wide = sum(
-            depth * (dim**2 * ((3 if self.gate else 2) * self.ssm_ratio + 2 * self.mlp_ratio)
-                     + 4 * self.ssm_ratio * dim * (2 * (self.dt_rank or dim // 16 + 1) + 3 * self.d_state))
-            for depth, dim in zip(self.depths, self.dims, strict=True)
-        )  # fmt: skip
-        merge = 4 if self.merging_downsample else 9
-        between = sum(merge * a * b for a, b in zip(self.dims, self.dims[1:], strict=False))
-        stem = self.dims[0] * (self.in_channels * self.patch_size**2 + 5 * self.dims[0])
-        return wide + between + stem + self.dims[-1] * self.num_classes
 
     @classmethod
     def from_official(cls, mapping: Mapping[str, Any]) -> VMambaConfig:
@@ -133,12 +142,8 @@ class UPerNetConfig(VMambaConfig):
             raise ValueError(f"{len(self.dims)} stage; give depths and dims of at least 2")
 
     def rough_size(self) -> float:
-        wide, stages = self.channels, len(self.dims)
-        pooled = wide * (len(self.pools) * self.dims[-1] + 9 * (self.dims[-1] + len(self.pools) * wide))
-        pyramid = wide * (sum(self.dims[:-1]) + 9 * (2 * stages - 1) * wide)
-        auxiliary = self.auxiliary_channels * (9 * self.dims[-2] + self.num_classes)
-        classes = (wide - self.dims[-1]) * self.num_classes
-        return super().rough_size() + pooled + pyramid + auxiliary + classes
+        convolutions = 2 * len(self.dims) + len(self.pools)
+        return super().rough_size() + 9 * convolutions * self.channels**2
 
 
 class VimConfig(NetworkConfig):
@@ -163,15 +168,12 @@ class VimConfig(NetworkConfig):
         height, width = ((side - self.patch_size) // self.stride + 1 for side in self.image_size)
         return height, width
 
+    def stages(self) -> list[tuple[int, int]]:
+        return [(self.depth, self.dim)]
+
     def fit_together(self) -> None:
         if min(self.image_size) < self.patch_size:
             raise ValueError(f"image_size is {self.image_size}, smaller than a patch of {self.patch_size}")
-
-    def rough_size(self) -> float:
-        inner, tokens = 2 * self.dim, self.grid[0] * self.grid[1] + 1
-        layer = 3 * inner * self.dim + 2 * inner * (2 * (self.dim // 16 + 1) + 3 * self.d_state)
-        ends = tokens + self.in_channels * self.patch_size**2 + self.num_classes
-        return self.depth * layer + self.dim * ends
 
 
 class LocalVimConfig(VimConfig):
@@ -196,11 +198,6 @@ class LocalVimConfig(VimConfig):
         if self.rotary and (self.middle_token or self.dim % 4):
             raise ValueError("rotary=True needs a dim divisible by 4 and no class token")
 
-    def rough_size(self) -> float:
-        inner = 2 * self.dim
-        sets = 2 * inner * (2 * (self.dim // 16 + 1) + 3 * self.d_state)  # the third and the fourth
-        return super().rough_size() + self.depth * (inner**2 / 4 + sets)
-
 
 class GroupMambaConfig(NetworkConfig):
     """Everything that decides the parameters and the function of a GroupMamba."""
@@ -213,20 +210,11 @@ class GroupMambaConfig(NetworkConfig):
     drop_path: DropPath = 0.2
 
     def fit_together(self) -> None:
-        if not len(self.dims) == len(self.depths) == len(self.mlp_ratios):
-            counts = f"{len(self.dims)} dims, {len(self.depths)} depths and {len(self.mlp_ratios)} mlp_ratios"
-            raise ValueError(f"{counts}; give one of each per stage")
+        self.require_one_per_stage(dims=self.dims, depths=self.depths, mlp_ratios=self.mlp_ratios)
         if any(dim % 4 or dim < 16 for dim in self.dims):
             raise ValueError(
                 f"dims are {self.dims}; give multiples of 4, from 16 on: there are four groups of channels"
             )
-
-    def rough_size(self) -> float:
-        stages = zip(self.dims, self.mlp_ratios, (*self.depths[:-1], self.depths[-1] + 1), strict=True)
-        blocks = sum(depth * dim * (dim * (1.875 + 2 * ratio) + 10 * ratio + 25) for dim, ratio, depth in stages)
-        between = sum(9 * a * b for a, b in zip((self.stem_dim, *self.dims), self.dims, strict=False))
-        stem = self.stem_dim * (49 * self.in_channels + 18 * self.stem_dim)
-        return blocks + between + stem + (1 + self.two_heads) * self.dims[-1] * self.num_classes
 
 
 class LocalVMambaConfig(VMambaConfig):
@@ -255,10 +243,6 @@ class LocalVMambaConfig(VMambaConfig):
                 f"ssm_ratio is {self.ssm_ratio:g}; with dims {self.dims} an attention would have no channels"
             )
 
-    def rough_size(self) -> float:
-        wide = sum(depth * (self.ssm_ratio * dim) ** 2 for depth, dim in zip(self.depths, self.dims, strict=True))
-        return super().rough_size() + wide / 4
-
 
 class MSVMambaConfig(VMambaConfig):
     """Everything that decides the parameters and the function of an MSVMamba or MSVMambav3.
@@ -272,13 +256,8 @@ class MSVMambaConfig(VMambaConfig):
     mlp_ratio: Annotated[float, Field(ge=0, le=0)] = 0.0  # there is an FFN with a convolution instead
     ffn_ratio: Ratio = 4.0
 
-    def rough_size(self) -> float:
-        total = super().rough_size()
-        for depth, dim in zip(self.depths, self.dims, strict=True):
-            inner, rank = self.ssm_ratio * dim, self.dt_rank or dim // 16 + 1
-            scan = inner * (inner / 4 + 59 - 2 * (2 * rank + 3 * self.d_state))  # two groups instead of four
-            total += depth * (scan + self.ffn_ratio * dim * (2 * dim + 10))
-        return total
+    def block_size(self, dim: int) -> float:
+        return super().block_size(dim) + 2 * self.ffn_ratio * dim**2
 
 
 class EfficientVMambaConfig(VMambaConfig):
@@ -303,14 +282,6 @@ class EfficientVMambaConfig(VMambaConfig):
         if any(dim < 8 for dim in self.dims):
             raise ValueError(f"dims are {self.dims}; an attention over the channels needs at least 8")
 
-    def rough_size(self) -> float:
-        total = super().rough_size()
-        for i, (depth, dim) in enumerate(zip(self.depths, self.dims, strict=True)):
-            rank = self.dt_rank or dim // 16 + 1
-            scan = 3 * self.ssm_ratio * dim**2 + 4 * self.ssm_ratio * dim * (2 * rank + 3 * self.d_state)
-            total += depth * (dim**2 * 1.25 + 46 * dim if i < 2 else 12 * dim**2 + 64 * dim - scan)
-        return total
-
 
 class SpatialMambaConfig(NetworkConfig):
     """Everything that decides the parameters and the function of a Spatial-Mamba."""
@@ -321,25 +292,11 @@ class SpatialMambaConfig(NetworkConfig):
     drop_path: DropPath = 0.2
 
     def fit_together(self) -> None:
-        if len(self.depths) != len(self.dims):
-            raise ValueError(f"{len(self.depths)} depths and {len(self.dims)} dims; give one of each per stage")
+        self.require_one_per_stage(depths=self.depths, dims=self.dims)
         if any(after != 2 * before for before, after in zip(self.dims, self.dims[1:], strict=False)):
             raise ValueError(f"dims are {self.dims}; each stage doubles the one before it")
         if self.dims[0] % 2:
             raise ValueError(f"dims are {self.dims}; the stem halves the first: give an even one")
-
-    def rough_size(self) -> float:
-        blocks = sum(
-            depth * dim * (dim * (2 * self.mlp_ratio) + self.mixer_size(i) + 25 + self.mlp_ratio)
-            for i, (depth, dim) in enumerate(zip(self.depths, self.dims, strict=True))
-        )
-        between = sum(dim * (24 * dim + 100) for dim in self.dims[:-1])
-        stem = self.dims[0] * (18 * self.dims[0] + 4 * self.dims[0] + 4.5 * self.dims[0] + 14 * self.in_channels)
-        return blocks + between + stem + self.dims[-1] * self.num_classes
-
-    def mixer_size(self, stage: int) -> float:
-        """Parameters of a mixer for each channel of its stage."""
-        return 6 * self.dims[stage] + 4 * (self.dims[stage] // 16 + 1) + 84
 
 
 class VSSDConfig(SpatialMambaConfig):
@@ -353,16 +310,10 @@ class VSSDConfig(SpatialMambaConfig):
 
     def fit_together(self) -> None:
         super().fit_together()
-        if not len(self.dims) == len(self.heads) == len(self.attention):
-            counts = f"{len(self.dims)} dims, {len(self.heads)} heads and {len(self.attention)} values of attention"
-            raise ValueError(f"{counts}; give one of each per stage")
+        self.require_one_per_stage(dims=self.dims, heads=self.heads, values_of_attention=self.attention)
         widths = [dim if attends else 2 * dim for dim, attends in zip(self.dims, self.attention, strict=True)]
         if wrong := [(width, heads) for width, heads in zip(widths, self.heads, strict=True) if width % heads]:
             raise ValueError(f"{wrong[0][1]} heads do not divide {wrong[0][0]} channels; give heads that do")
-
-    def mixer_size(self, stage: int) -> float:
-        dim = self.dims[stage]
-        return 4 * dim if self.attention[stage] else 6 * dim + 2 * self.d_state + 24
 
 
 class MambaVisionConfig(NetworkConfig):
@@ -381,29 +332,16 @@ class MambaVisionConfig(NetworkConfig):
     layer_scale_conv: Annotated[float, Field(allow_inf_nan=False)] | None = None
     drop_path: DropPath = 0.2
 
+    def stages(self) -> list[tuple[int, int]]:
+        return [(depth, self.dim * 2**i) for i, depth in enumerate(self.depths)]
+
     def fit_together(self) -> None:
-        if not len(self.depths) == len(self.windows) == len(self.heads):
-            counts = f"{len(self.depths)} depths, {len(self.windows)} windows and {len(self.heads)} heads"
-            raise ValueError(f"{counts}; give one of each per stage")
+        self.require_one_per_stage(depths=self.depths, windows=self.windows, heads=self.heads)
         if self.dim % 2:
             raise ValueError(f"dim is {self.dim}; a mixer scans half of its channels: give an even one")
-        widths = [self.dim * 2**i for i in range(len(self.depths))]
-        wrong = [(w, h) for w, h in list(zip(widths, self.heads, strict=True))[2:] if w % h]
+        wrong = [(dim, h) for (_, dim), h in list(zip(self.stages(), self.heads, strict=True))[2:] if dim % h]
         if wrong:
             raise ValueError(f"{wrong[0][1]} heads do not divide {wrong[0][0]} channels; give heads that do")
-
-    def rough_size(self) -> float:
-        total = 9.0 * self.stem_dim * (self.in_channels + self.dim)
-        for i, depth in enumerate(self.depths):
-            width = self.dim * 2**i
-            scans = depth if i < 2 else (depth + 1) // 2
-            total += 18 * width**2 * (i + 1 < len(self.depths))
-            if i < 2:
-                total += 18 * width**2 * depth
-            else:
-                mixer = 2 * width**2 + width * (width // 16 + 25)
-                total += depth * 2 * self.mlp_ratio * width**2 + scans * mixer + (depth - scans) * 4 * width**2
-        return float(total + width * self.num_classes)
 
 
 # Keywords of upstream's VSSM: our fields for them, those whose published values change nothing here, of which any other

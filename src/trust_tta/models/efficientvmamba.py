@@ -18,7 +18,7 @@ from trust_tta.models.localvmamba import ChannelAttention
 from trust_tta.models.sequences import Route, read, scan_sequences
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.staged import add_branch
-from trust_tta.models.vmamba import VMamba, ss2d_arguments
+from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.batch_norm import BatchNorm2d
 from trust_tta.ops.tensors import Parameters
 
@@ -137,4 +137,4 @@ class EfficientVMamba(VMamba):
 
     def make_block(self, dim: int, block: int, drop_path: float) -> nn.Module:
         del block
-        return EfficientBlock(dim, AtrousSS2D(dim, **ss2d_arguments(self.config, dim)), drop_path)
+        return EfficientBlock(dim, AtrousSS2D(dim, self.config), drop_path)

@@ -47,9 +47,10 @@ class ChannelGroup(nn.Module):
 class GroupedScan(nn.Module):
     """Norm, four groups of channels scanned apart, weighed by the channels' means and the input, norm, project."""
 
+    backend: str = "auto"
+
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.backend = "auto"
         self.norm = nn.LayerNorm(dim)
         for name in GROUPS:
             self.add_module(name, ChannelGroup(dim // 4))

@@ -25,10 +25,7 @@ class Linear2d(nn.Linear):
     """A linear layer over the channels of (b, c, h, w); the weight is stored (out, in)."""
 
     cast_parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
-
-    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
-        super().__init__(inputs, outputs, bias=bias)
-        self.backend = "auto"
+    backend: str = "auto"
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer, and plus `residual` (b, out, h, w)."""
@@ -79,11 +76,12 @@ class StochasticDepth(nn.Module):
 class Mlp(nn.Module):
     """Two linear layers over the channels with GELU between them."""
 
+    backend: str = "auto"
+
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
         self.fc1 = Linear2d(dim, hidden)
         self.fc2 = Linear2d(hidden, dim)
-        self.backend = "auto"
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layers, and plus `residual` (b, dim, h, w)."""

@@ -13,7 +13,7 @@ from trust_tta.models.base import FOUR_DIRECTIONS
 from trust_tta.models.config import LocalVMambaConfig
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
 from trust_tta.models.ss2d import SS2D
-from trust_tta.models.vmamba import VMamba, ss2d_arguments
+from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.tensors import Parameters
 
 
@@ -44,7 +44,7 @@ class LocalSS2D(SS2D):
     """SS2D along four of the directions of `sequences`, each weighed by one attention, then summed."""
 
     def __init__(self, dim: int, config: LocalVMambaConfig, names: tuple[str, ...]) -> None:
-        super().__init__(dim, **ss2d_arguments(config, dim))
+        super().__init__(dim, config)
         self.direction_names = names
         self.multi_scan = MultiScan(int(config.ssm_ratio * dim))
 

@@ -38,9 +38,10 @@ STEM_EPS = 1e-4
 class MambaMixer(nn.Module):
     """Project, convolve along the tokens, scan one half of the channels, join both halves, project back."""
 
+    backend: str = "auto"
+
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.backend = "auto"
         inner, rank = dim // 2, math.ceil(dim / 16)
         self.A_log = nn.Parameter(torch.log(torch.arange(1.0, STATES + 1)).repeat(inner, 1))
         self.D = nn.Parameter(torch.ones(inner))
@@ -184,9 +185,8 @@ class MambaVisionStem(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for before, after in ((channels, hidden), (hidden, dim)):
-            norm = BatchNorm2d(after)
-            norm.eps = STEM_EPS
-            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), norm, nn.ReLU()]
+            conv = nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False)
+            layers += [conv, BatchNorm2d(after, eps=STEM_EPS), nn.ReLU()]
         self.conv_down = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:

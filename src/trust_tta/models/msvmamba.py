@@ -5,8 +5,6 @@ Shi et al., "Multi-Scale VMamba: Hierarchy in Hierarchy Visual State Space Model
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,7 +14,7 @@ from trust_tta.models.layers import LayerNorm2d, StochasticDepth
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.staged import add_branch
-from trust_tta.models.vmamba import VMamba, ss2d_arguments
+from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.tensors import Parameters
 
 DIRECTIONS = ("h", "h_flip", "v", "v_flip")  # a, b, c, d: as published, the first at full resolution
@@ -42,11 +40,11 @@ class MultiScaleSS2D(SS2D):
     The three sequences are joined into one, so that the state runs on from each to the next.
     """
 
-    def __init__(self, dim: int, *, first_generation: bool, **arguments: Any) -> None:
-        super().__init__(dim, groups=2, **arguments)
-        inner = arguments["inner"]
-        self.first_generation = first_generation
-        self.full, self.low = (1, 0) if first_generation else (0, 1)  # the groups of parameters
+    def __init__(self, dim: int, config: MSVMambaConfig) -> None:
+        super().__init__(dim, config, groups=2)
+        inner = int(config.ssm_ratio * dim)
+        self.first_generation = config.first_generation
+        self.full, self.low = (1, 0) if config.first_generation else (0, 1)  # the groups of parameters
         self.conv2d_b1 = nn.Conv2d(inner, inner, 7, stride=2, padding=3, groups=inner)
         self.se = SqueezeExcite(inner)
 
@@ -107,7 +105,7 @@ class MSVMambaBlock(nn.Module):
         super().__init__()
         self.norm_first = config.first_generation
         self.norm = LayerNorm2d(dim)
-        self.op = MultiScaleSS2D(dim, first_generation=config.first_generation, **ss2d_arguments(config, dim))
+        self.op = MultiScaleSS2D(dim, config)
         self.convFFN = ConvFFN(dim, int(dim * config.ffn_ratio))
         self.norm2 = LayerNorm2d(dim)
         self.drop_path = StochasticDepth(drop_path)

@@ -13,33 +13,23 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError, reason_of
-from trust_tta.models.base import ScanNetwork
-from trust_tta.models.config import (
-    EfficientVMambaConfig,
-    GroupMambaConfig,
-    LocalVimConfig,
-    LocalVMambaConfig,
-    MambaVisionConfig,
-    MSVMambaConfig,
-    NetworkConfig,
-    SpatialMambaConfig,
-    UPerNetConfig,
-    VimConfig,
-    VMambaConfig,
-    VSSDConfig,
+from trust_tta.models import (
+    config,
+    efficientvmamba,
+    groupmamba,
+    localvim,
+    localvmamba,
+    mambavision,
+    msvmamba,
+    spatialmamba,
+    upernet,
+    vim,
+    vmamba,
+    vssd,
 )
-from trust_tta.models.efficientvmamba import EfficientVMamba
-from trust_tta.models.groupmamba import GroupMamba
-from trust_tta.models.localvim import LocalVim
-from trust_tta.models.localvmamba import LocalVMamba
-from trust_tta.models.mambavision import MambaVision
-from trust_tta.models.msvmamba import MSVMamba
-from trust_tta.models.spatialmamba import SpatialMamba
-from trust_tta.models.upernet import UPerNet
+from trust_tta.models.base import ScanNetwork
+from trust_tta.models.config import NetworkConfig
 from trust_tta.models.variants import VARIANTS, default_preprocessing
-from trust_tta.models.vim import Vim
-from trust_tta.models.vmamba import VMamba
-from trust_tta.models.vssd import VSSD
 from trust_tta.plugins import resolve
 from trust_tta.preprocessing import Preprocessing, network_input
 from trust_tta.schema import show
@@ -60,29 +50,24 @@ class Network(Protocol):
     def __call__(self, images: Tensor) -> Tensor: ...
 
 
-_FAMILIES: dict[type[NetworkConfig], Callable[[Any], nn.Module]] = {
-    VMambaConfig: VMamba,
-    UPerNetConfig: UPerNet.from_config,
-    VimConfig: Vim,
-    LocalVimConfig: LocalVim,
-    LocalVMambaConfig: LocalVMamba,
-    GroupMambaConfig: GroupMamba,
-    MambaVisionConfig: MambaVision,
-    MSVMambaConfig: MSVMamba,
-    EfficientVMambaConfig: EfficientVMamba,
-    SpatialMambaConfig: SpatialMamba,
-    VSSDConfig: VSSD,
+FAMILIES: dict[type[NetworkConfig], Callable[[Any], nn.Module]] = {
+    config.VMambaConfig: vmamba.VMamba,
+    config.UPerNetConfig: upernet.UPerNet.from_config,
+    config.VimConfig: vim.Vim,
+    config.LocalVimConfig: localvim.LocalVim,
+    config.LocalVMambaConfig: localvmamba.LocalVMamba,
+    config.GroupMambaConfig: groupmamba.GroupMamba,
+    config.MambaVisionConfig: mambavision.MambaVision,
+    config.MSVMambaConfig: msvmamba.MSVMamba,
+    config.EfficientVMambaConfig: efficientvmamba.EfficientVMamba,
+    config.SpatialMambaConfig: spatialmamba.SpatialMamba,
+    config.VSSDConfig: vssd.VSSD,
 }
 
 
 def find_network(name: str) -> Any:
-    """Configuration of our variant `name`, or the outside object of that name; an unknown name is refused."""
+    """Configuration of our variant `name`, or the object of that name from outside; an unknown name is refused."""
     return resolve(name, VARIANTS, group="trust_tta.models")
-
-
-def is_ours(name: str) -> bool:
-    """Whether `name` is a variant of this package."""
-    return name in VARIANTS
 
 
 def build_network(name: str, fields: Mapping[str, Any]) -> nn.Module:
@@ -90,24 +75,24 @@ def build_network(name: str, fields: Mapping[str, Any]) -> nn.Module:
 
     `fields` are those of the configuration of our networks, and the arguments of the factory for others.
     """
-    found = find_network(name)
-    if isinstance(found, NetworkConfig):
-        ours: nn.Module = _FAMILIES[type(found)](found.override(fields))
-        cast(ScanNetwork, ours).preprocessing = default_preprocessing(name)
-        return ours
-    network = _call(name, found, fields)
-    if not isinstance(getattr(network, "preprocessing", None), Preprocessing):
-        _set(network, "preprocessing", _timm_preprocessing(network))
-    _set(network, "classes", getattr(network, "classes", None))
+    if name not in VARIANTS:
+        return _describe_outside(_call(name, find_network(name), fields))
+    chosen = VARIANTS[name].override(fields)
+    network = FAMILIES[type(chosen)](chosen)
+    cast(ScanNetwork, network).preprocessing = default_preprocessing(name)
+    return network
+
+
+def _describe_outside(network: Any) -> nn.Module:
+    """Give a network from outside a `preprocessing` and `classes`, None where unknown, and let it take pixels."""
+    own = getattr(network, "preprocessing", None)
+    try:
+        network.preprocessing = own if isinstance(own, Preprocessing) else _timm_preprocessing(network)
+        network.classes = getattr(network, "classes", None)
+    except AttributeError as error:  # a property
+        raise ConfigError(f"{type(network).__name__}: {error}; make it an attribute that can be set") from error
     network.register_forward_pre_hook(_prepare)
-    return network
-
-
-def require_vmamba(network: nn.Module, *, by: str) -> VMamba:
-    """The network, if it is a VMamba; `by` names the caller in the error."""
-    if not isinstance(network, VMamba):
-        raise ConfigError(f"{by} needs a VMamba, and the network is a {type(network).__name__}")
-    return network
+    return cast(nn.Module, network)
 
 
 def require_ours(network: nn.Module, *, by: str) -> ScanNetwork:
@@ -145,13 +130,6 @@ def _call(name: str, found: Any, fields: Mapping[str, Any]) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise ConfigError(f"'{name}' gives a {type(network).__name__}; it must give an nn.Module")
     return network
-
-
-def _set(network: nn.Module, name: str, value: object) -> None:
-    try:
-        setattr(network, name, value)
-    except AttributeError as error:
-        raise ConfigError(f"{type(network).__name__}.{name} cannot be set ({error}); make it an attribute") from error
 
 
 def _prepare(network: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 from trust_tta.data.class_names import CIFAR10_CLASSES, imagenet_classes, segmentation_classes
 from trust_tta.data.download import check_hash, download
 from trust_tta.errors import CheckpointError, DownloadError, reason_of
-from trust_tta.models.variants import default_preprocessing
+from trust_tta.models.metadata import NO_FIELDS, ModelInfo
+from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.ops.cache import cache_folder
 from trust_tta.optional import require
 from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, PRESETS, Preprocessing
 from trust_tta.progress import SILENT, Progress
+from trust_tta.schema import did_you_mean, show
 
 
 @dataclass(frozen=True)
@@ -40,74 +43,89 @@ class Pretrained:
             return tuple(segmentation_classes(_PIXELS[self.num_classes]))
         return tuple(c.name for c in imagenet_classes())
 
+    @property
+    def info(self) -> ModelInfo:
+        return ModelInfo(self.variant, NO_FIELDS, self.num_classes, self.classes, self.preprocessing, self.license)
+
 
 _PIXELS = {11: "camvid", 150: "ade20k"}
 
-_UPSTREAM = "https://github.com/MzeroMiko/VMamba/releases/download/"
-
-
-def _upstream(variant: str, release: str, file: str, accuracy: float) -> Pretrained:
-    return Pretrained(f"{variant}_imagenet", variant, file, f"{_UPSTREAM}%23{release}/{file}", accuracy)
-
-
+_GITHUB, _HUB = "https://github.com/", "https://huggingface.co/"
+_VMAMBA = f"{_GITHUB}MzeroMiko/VMamba/releases/download/"
 _ADE = "4xb4-160k_ade20k-512x512"
-
-
-def _segmenter(variant: str, release: str, file: str, mean_iou: float) -> Pretrained:
-    """Entry for ADE20K at 512 x 512 pixels."""
-    return Pretrained(
-        f"upernet_{variant}_ade20k",
-        f"upernet_{variant}",
-        file,
-        f"{_UPSTREAM}%23{release}/{file}",
-        mean_iou,
-        num_classes=150,
-        preprocessing=PRESETS["pixels512"],
-    )
-
-
 NOT_STATED = "not stated"  # no license file, and no word on one: all rights are reserved
-_HUB = "https://huggingface.co/"
 
-
-def _vim(variant: str, repository: str, file: str, accuracy: float) -> Pretrained:
-    address = f"{_HUB}hustvl/{repository}/resolve/main/{file}"
-    return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy, license="Apache-2.0")
-
-
-def _groupmamba(size: str, accuracy: float) -> Pretrained:
-    variant, file = f"groupmamba_{size}", f"groupmamba_{size}_ema.pth"
-    address = f"{_HUB}Abdelrahman-shaker/GroupMamba-{size.title()}/resolve/main/{file}"
-    return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy)
-
-
-def _local(variant: str, file: str, accuracy: float) -> Pretrained:
-    address = f"https://github.com/hunto/LocalMamba/releases/download/v1.0.0/{file}"
-    return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy, license="Apache-2.0")
-
-
-def _mambavision(variant: str, repository: str, file: str, accuracy: float) -> Pretrained:
-    name, address = f"{variant}_imagenet", f"{_HUB}nvidia/{repository}/resolve/main/{file}"
-    wanted = default_preprocessing(variant)
-    return Pretrained(name, variant, file, address, accuracy, preprocessing=wanted, license="CC-BY-NC-SA-4.0")
-
-
-def _msvmamba(size: str, accuracy: float) -> Pretrained:
-    variant, file = f"msvmambav3_{size}", f"msvmambav3_{size}_224.pth"
-    address = f"{_HUB}YuhengSSS/MSVMamba/resolve/main/{file}"
-    return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy, license=NOT_STATED)
-
-
-def _efficient(size: str, accuracy: float) -> Pretrained:
-    variant, file = f"efficientvmamba_{size}", f"efficient_vmamba_{size}.ckpt"
-    address = f"{_HUB}TerryPei/EfficientVMamba-{size.title()}/resolve/main/{file}"
-    return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy, license="Apache-2.0")
-
-
-def _vssd(size: str, file: str, accuracy: float) -> Pretrained:
-    variant, address = f"vssd_{size}", f"{_HUB}YuhengSSS/VSSD/resolve/main/{file}"
-    return Pretrained(f"{variant}_imagenet", variant, file, address, accuracy, license=NOT_STATED)
-
+# By address and license: variant, file of a release or REPOSITORY/FILE of the hub, accuracy.
+_PUBLISHED: dict[tuple[str, str], tuple[tuple[str, str, float], ...]] = {
+    (f"{_VMAMBA}%23v2cls/", "MIT"): (
+        ("vmamba_tiny_s1l8", "vssm1_tiny_0230s_ckpt_epoch_264.pth", 82.6),
+        ("vmamba_tiny_s2l5", "vssm_tiny_0230_ckpt_epoch_262.pth", 82.5),
+        ("vmamba_small_s1l20", "vssm1_small_0229s_ckpt_epoch_240.pth", 83.3),
+        ("vmamba_small_s2l15", "vssm_small_0229_ckpt_epoch_222.pth", 83.6),
+        ("vmamba_base_s1l20", "vssm1_base_0229s_ckpt_epoch_225.pth", 83.8),
+        ("vmamba_base_s2l15", "vssm_base_0229_ckpt_epoch_237.pth", 83.9),
+    ),
+    (f"{_VMAMBA}%23v0cls/", "MIT"): (
+        ("vanilla_vmamba_tiny", "vssmtiny_dp01_ckpt_epoch_292.pth", 82.2),
+        ("vanilla_vmamba_small", "vssmsmall_dp03_ckpt_epoch_238.pth", 83.5),
+        ("vanilla_vmamba_base", "vssmbase_dp06_ckpt_epoch_241.pth", 83.7),
+    ),
+    (f"{_VMAMBA}%23v2seg/", "MIT"): (
+        ("upernet_vmamba_tiny_s1l8", f"upernet_vssm_{_ADE}_tiny_s_iter_160000.pth", 47.9),
+        ("upernet_vmamba_tiny_s2l5", f"upernet_vssm_{_ADE}_tiny_iter_160000.pth", 48.3),
+        ("upernet_vmamba_small_s2l15", f"upernet_vssm_{_ADE}_small_iter_144000.pth", 50.6),
+        ("upernet_vmamba_base_s2l15", f"upernet_vssm_{_ADE}_base_iter_160000.pth", 51.0),
+    ),
+    (f"{_VMAMBA}%23v0seg/", "MIT"): (
+        ("upernet_vanilla_vmamba_tiny", f"vssmtiny_upernet_{_ADE}_iter_160000.pth", 47.3),
+        ("upernet_vanilla_vmamba_small", f"vssmsmall_upernet_{_ADE}_iter_160000.pth", 49.5),
+        ("upernet_vanilla_vmamba_base", f"vssmbase_upernet_{_ADE}_iter_128000.pth", 50.0),
+    ),
+    (f"{_HUB}hustvl/", "Apache-2.0"): (
+        ("vim_tiny", "Vim-tiny-midclstok/vim_t_midclstok_76p1acc.pth", 76.1),
+        ("vim_tiny_stride8", "Vim-tiny-midclstok/vim_t_midclstok_ft_78p3acc.pth", 78.3),
+        ("vim_small", "Vim-small-midclstok/vim_s_midclstok_80p5acc.pth", 80.5),
+        ("vim_small_stride8", "Vim-small-midclstok/vim_s_midclstok_ft_81p6acc.pth", 81.6),
+        ("vim_base", "Vim-base-midclstok/vim_b_midclstok_81p9acc.pth", 81.9),
+    ),
+    (f"{_HUB}Abdelrahman-shaker/", "MIT"): (
+        ("groupmamba_tiny", "GroupMamba-Tiny/groupmamba_tiny_ema.pth", 83.3),
+        ("groupmamba_small", "GroupMamba-Small/groupmamba_small_ema.pth", 83.9),
+        ("groupmamba_base", "GroupMamba-Base/groupmamba_base_ema.pth", 84.5),
+    ),
+    (f"{_GITHUB}hunto/LocalMamba/releases/download/v1.0.0/", "Apache-2.0"): (
+        ("localvmamba_small", "local_vssm_small.ckpt", 83.7),
+        ("localvim_tiny", "local_vim_tiny.ckpt", 76.2),
+        ("localvim_tiny_midclstok", "local_vim_tiny_middle_cls_token.ckpt", 77.8),
+    ),
+    (f"{_HUB}nvidia/", "CC-BY-NC-SA-4.0"): (
+        ("mambavision_tiny", "MambaVision-T-1K/mambavision_tiny_1k.pth.tar", 82.3),
+        ("mambavision_tiny2", "MambaVision-T2-1K/mambavision_tiny2_1k.pth.tar", 82.7),
+        ("mambavision_small", "MambaVision-S-1K/mambavision_small_1k.pth.tar", 83.3),
+        ("mambavision_base", "MambaVision-B-1K/mambavision_base_1k.pth.tar", 84.2),
+        ("mambavision_base_21k", "MambaVision-B-21K/mambavision_base_21k.pth.tar", 84.9),
+        ("mambavision_large", "MambaVision-L-1K/mambavision_large_1k.pth.tar", 85.0),
+        ("mambavision_large_21k", "MambaVision-L-21K/mambavision_large_21k.pth.tar", 86.1),
+        ("mambavision_large2", "MambaVision-L2-1K/mambavision_large2_1k.pth.tar", 85.3),
+        ("mambavision_large2_512_21k", "MambaVision-L2-512-21K/mambavision_L2_21k_240m_512.pth.tar", 87.3),
+        ("mambavision_large3_256_21k", "MambaVision-L3-256-21K/mambavision_L3_21k_740m_256.pth.tar", 87.3),
+        ("mambavision_large3_512_21k", "MambaVision-L3-512-21K/mambavision_L3_21k_740m_512.pth.tar", 88.1),
+    ),
+    (f"{_HUB}YuhengSSS/", NOT_STATED): (
+        ("msvmambav3_tiny", "MSVMamba/msvmambav3_tiny_224.pth", 83.0),
+        ("msvmambav3_small", "MSVMamba/msvmambav3_small_224.pth", 84.1),
+        ("msvmambav3_base", "MSVMamba/msvmambav3_base_224.pth", 84.4),
+        ("vssd_micro", "VSSD/vssd_micro_best.pth", 82.5),
+        ("vssd_tiny", "VSSD/vssd_tiny_best_ema.pth", 83.6),
+        ("vssd_small", "VSSD/vssd_small_best_ema.pth", 84.1),
+        ("vssd_base", "VSSD/vssd_base_best_ema.pth", 84.7),
+    ),
+    (f"{_HUB}TerryPei/", "Apache-2.0"): (
+        ("efficientvmamba_tiny", "EfficientVMamba-Tiny/efficient_vmamba_tiny.ckpt", 76.5),
+        ("efficientvmamba_small", "EfficientVMamba-Small/efficient_vmamba_small.ckpt", 78.7),
+        ("efficientvmamba_base", "EfficientVMamba-Base/efficient_vmamba_base.ckpt", 81.8),
+    ),
+}
 
 _NANO = Pretrained(
     name="vmamba_nano_cifar10",
@@ -133,76 +151,34 @@ _CAMVID = Pretrained(
     sha256="c458e7319b03632f63a27432a2839fd52b16f0a97b032fdb38680df5a8640fa5",
 )
 
-PRETRAINED = {
-    p.name: p
-    for p in (
-        _NANO,
-        _CAMVID,
-        _upstream("vmamba_tiny_s1l8", "v2cls", "vssm1_tiny_0230s_ckpt_epoch_264.pth", 82.6),
-        _upstream("vmamba_tiny_s2l5", "v2cls", "vssm_tiny_0230_ckpt_epoch_262.pth", 82.5),
-        _upstream("vmamba_small_s1l20", "v2cls", "vssm1_small_0229s_ckpt_epoch_240.pth", 83.3),
-        _upstream("vmamba_small_s2l15", "v2cls", "vssm_small_0229_ckpt_epoch_222.pth", 83.6),
-        _upstream("vmamba_base_s1l20", "v2cls", "vssm1_base_0229s_ckpt_epoch_225.pth", 83.8),
-        _upstream("vmamba_base_s2l15", "v2cls", "vssm_base_0229_ckpt_epoch_237.pth", 83.9),
-        _upstream("vanilla_vmamba_tiny", "v0cls", "vssmtiny_dp01_ckpt_epoch_292.pth", 82.2),
-        _upstream("vanilla_vmamba_small", "v0cls", "vssmsmall_dp03_ckpt_epoch_238.pth", 83.5),
-        _upstream("vanilla_vmamba_base", "v0cls", "vssmbase_dp06_ckpt_epoch_241.pth", 83.7),
-        _segmenter("vmamba_tiny_s1l8", "v2seg", f"upernet_vssm_{_ADE}_tiny_s_iter_160000.pth", 47.9),
-        _segmenter("vmamba_tiny_s2l5", "v2seg", f"upernet_vssm_{_ADE}_tiny_iter_160000.pth", 48.3),
-        _segmenter("vmamba_small_s2l15", "v2seg", f"upernet_vssm_{_ADE}_small_iter_144000.pth", 50.6),
-        _segmenter("vmamba_base_s2l15", "v2seg", f"upernet_vssm_{_ADE}_base_iter_160000.pth", 51.0),
-        _segmenter("vanilla_vmamba_tiny", "v0seg", f"vssmtiny_upernet_{_ADE}_iter_160000.pth", 47.3),
-        _segmenter("vanilla_vmamba_small", "v0seg", f"vssmsmall_upernet_{_ADE}_iter_160000.pth", 49.5),
-        _segmenter("vanilla_vmamba_base", "v0seg", f"vssmbase_upernet_{_ADE}_iter_128000.pth", 50.0),
-        _vim("vim_tiny", "Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth", 76.1),
-        _vim("vim_tiny_stride8", "Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth", 78.3),
-        _vim("vim_small", "Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth", 80.5),
-        _vim("vim_small_stride8", "Vim-small-midclstok", "vim_s_midclstok_ft_81p6acc.pth", 81.6),
-        _vim("vim_base", "Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth", 81.9),
-        _groupmamba("tiny", 83.3),
-        _groupmamba("small", 83.9),
-        _groupmamba("base", 84.5),
-        _local("localvmamba_small", "local_vssm_small.ckpt", 83.7),
-        _local("localvim_tiny", "local_vim_tiny.ckpt", 76.2),
-        _local("localvim_tiny_midclstok", "local_vim_tiny_middle_cls_token.ckpt", 77.8),
-        _mambavision("mambavision_tiny", "MambaVision-T-1K", "mambavision_tiny_1k.pth.tar", 82.3),
-        _mambavision("mambavision_tiny2", "MambaVision-T2-1K", "mambavision_tiny2_1k.pth.tar", 82.7),
-        _mambavision("mambavision_small", "MambaVision-S-1K", "mambavision_small_1k.pth.tar", 83.3),
-        _mambavision("mambavision_base", "MambaVision-B-1K", "mambavision_base_1k.pth.tar", 84.2),
-        _mambavision("mambavision_base_21k", "MambaVision-B-21K", "mambavision_base_21k.pth.tar", 84.9),
-        _mambavision("mambavision_large", "MambaVision-L-1K", "mambavision_large_1k.pth.tar", 85.0),
-        _mambavision("mambavision_large_21k", "MambaVision-L-21K", "mambavision_large_21k.pth.tar", 86.1),
-        _mambavision("mambavision_large2", "MambaVision-L2-1K", "mambavision_large2_1k.pth.tar", 85.3),
-        _mambavision(
-            "mambavision_large2_512_21k", "MambaVision-L2-512-21K", "mambavision_L2_21k_240m_512.pth.tar", 87.3
-        ),
-        _mambavision(
-            "mambavision_large3_256_21k", "MambaVision-L3-256-21K", "mambavision_L3_21k_740m_256.pth.tar", 87.3
-        ),
-        _mambavision(
-            "mambavision_large3_512_21k", "MambaVision-L3-512-21K", "mambavision_L3_21k_740m_512.pth.tar", 88.1
-        ),
-        _msvmamba("tiny", 83.0),
-        _msvmamba("small", 84.1),
-        _msvmamba("base", 84.4),
-        _efficient("tiny", 76.5),
-        _efficient("small", 78.7),
-        _efficient("base", 81.8),
-        _vssd("micro", "vssd_micro_best.pth", 82.5),
-        _vssd("tiny", "vssd_tiny_best_ema.pth", 83.6),
-        _vssd("small", "vssd_small_best_ema.pth", 84.1),
-        _vssd("base", "vssd_base_best_ema.pth", 84.7),
-    )
-}
+
+def _entries() -> Iterator[Pretrained]:
+    yield from (_NANO, _CAMVID)
+    for (address, license), rows in _PUBLISHED.items():
+        for variant, path, accuracy in rows:
+            folder, _, file = path.rpartition("/")
+            yield Pretrained(
+                name=f"{variant}_{'ade20k' if variant.startswith('upernet_') else 'imagenet'}",
+                variant=variant,
+                file=file,
+                address=f"{address}{folder}/resolve/main/{file}" if folder else f"{address}{file}",
+                accuracy=accuracy,
+                num_classes=VARIANTS[variant].num_classes,
+                preprocessing=default_preprocessing(variant),
+                license=license,
+            )
+
+
+PRETRAINED = {entry.name: entry for entry in _entries()}
 
 
 def find_published(source: str | os.PathLike[str] | None, file: Path | None) -> Pretrained | None:
-    """The published checkpoint that a path or "hf:owner/name" is, by the name of its file or repository."""
-    repository = str(source).removeprefix(HUB_PREFIX) if str(source).startswith(HUB_PREFIX) else None
+    """The published checkpoint of a known name, or that has the name of this file or repository of the hub."""
+    name = str(source)
+    repository = f"{_HUB}{name.removeprefix(HUB_PREFIX)}/" if name.startswith(HUB_PREFIX) else None
     for known in PRETRAINED.values():
-        if file is not None and known.address and known.file == file.name:
-            return known
-        if repository and known.address and known.address.startswith(f"{_HUB}{repository}/"):
+        same_file = file is not None and known.address is not None and known.file == file.name
+        if name == known.name or same_file or (repository and str(known.address).startswith(repository)):
             return known
     return None
 
@@ -220,6 +196,23 @@ def locate(pretrained: Pretrained, *, progress: Progress = SILENT) -> Path:
                 f"{pretrained.name}: {error}; or fetch it elsewhere and put it at '{path}', or give its path"
             ) from error
     return path
+
+
+def find_file(source: object) -> Path:
+    """Path of the file of a known name, a path or "hf:owner/name"; downloaded on first use."""
+    if not isinstance(source, str | os.PathLike):
+        raise CheckpointError(f"a checkpoint is {show(source)}; give a name, a path or a state dict")
+    if str(source) in PRETRAINED:
+        return locate(PRETRAINED[str(source)])
+    file = Path(source)
+    if str(source).startswith(HUB_PREFIX):
+        file = hub_folder(str(source).removeprefix(HUB_PREFIX)) / HUB_WEIGHTS
+    if not file.is_file():
+        raise CheckpointError(
+            f"no checkpoint at '{file}'; give the path of a .pth or .safetensors file or a known name: "
+            f"{did_you_mean(str(source), PRETRAINED)}"
+        )
+    return file
 
 
 HUB_PREFIX, HUB_WEIGHTS = "hf:", "model.safetensors"

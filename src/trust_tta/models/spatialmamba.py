@@ -130,9 +130,10 @@ class StateFusion(nn.Module):
 class StateFusionSSM(nn.Module):
     """Project, convolve, scan once, fuse the states of neighbors, read them out, normalize, gate, project back."""
 
+    backend: str = "auto"
+
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.backend = "auto"
         inner, rank = 2 * dim, math.ceil(dim / 16)
         self.x_proj_weight = nn.Parameter(torch.empty(rank + 2, inner))
         self.dt_projs_weight = nn.Parameter(torch.empty(inner, rank))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trust_tta.models.config import VMambaConfig
 from trust_tta.models.layers import LayerNorm2d, Linear2d, reset_steps
 from trust_tta.ops.convolution import DepthwiseConv2d
 from trust_tta.ops.functional import merge_norm, scan_map
@@ -17,22 +18,14 @@ from trust_tta.ops.tensors import Parameters
 class SS2D(nn.Module):
     """Project, convolve, scan in four directions, normalize, project back."""
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        inner: int,
-        d_state: int,
-        dt_rank: int,
-        conv_size: int,
-        conv_bias: bool,
-        gate: bool,
-        groups: int = 4,
-    ) -> None:
+    backend: str = "auto"
+
+    def __init__(self, dim: int, config: VMambaConfig, *, groups: int = 4) -> None:
         super().__init__()
-        self.gate, self.backend = gate, "auto"
-        self.in_proj = Linear2d(dim, 2 * inner if gate else inner, bias=False)
-        self.conv2d = DepthwiseConv2d(inner, conv_size, bias=conv_bias)
+        inner, d_state, dt_rank = int(config.ssm_ratio * dim), config.d_state, config.dt_rank or math.ceil(dim / 16)
+        self.gate = config.gate
+        self.in_proj = Linear2d(dim, 2 * inner if config.gate else inner, bias=False)
+        self.conv2d = DepthwiseConv2d(inner, config.conv_size, bias=config.conv_bias)
         self.x_proj_weight = nn.Parameter(torch.empty(groups, dt_rank + 2 * d_state, inner))
         self.dt_projs_weight = nn.Parameter(torch.empty(groups, inner, dt_rank))
         self.dt_projs_bias = nn.Parameter(torch.empty(groups, inner))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.layers import StochasticDepth
@@ -84,7 +85,7 @@ class StagedNetwork(ScanNetwork):
 
     def _kind(self, name: str) -> Kind:
         module = self.get_submodule(name.rpartition(".")[0])
-        is_norm = isinstance(module, nn.BatchNorm2d | nn.LayerNorm)
+        is_norm = isinstance(module, _BatchNorm | nn.LayerNorm)  # SyncBatchNorm, too
         mixer = next((part for part in self.mixer_names if part in name), None)
         if mixer is None:
             return "norm" if is_norm else "other"

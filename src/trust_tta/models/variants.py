@@ -20,7 +20,7 @@ from trust_tta.models.config import (
     VMambaConfig,
     VSSDConfig,
 )
-from trust_tta.preprocessing import Preprocessing, find_preset
+from trust_tta.preprocessing import PRESETS, Preprocessing
 
 _SMALL_DIMS, _BASE_DIMS = (96, 192, 384, 768), (128, 256, 512, 1024)
 _VANILLA = VMambaConfig(
@@ -212,15 +212,11 @@ SegmenterName: TypeAlias = Literal[
 ]  # fmt: skip
 
 
-def default_preprocessing(variant: str) -> Preprocessing:
-    """Preprocessing of a variant, unless its checkpoint states another."""
-    if variant.startswith("upernet_"):
-        return find_preset("pixels224" if variant == "upernet_vmamba_nano" else "pixels512")
-    return _PREPROCESSING.get(variant) or find_preset("cifar32" if variant == "vmamba_nano" else "imagenet")
-
-
-_WHOLE = Preprocessing(resize=224)  # the short side to 224 pixels, no margin
+_IMAGENET, _WHOLE = PRESETS["imagenet"], Preprocessing(resize=224)  # the latter without a margin around the crop
 _PREPROCESSING = {
+    "vmamba_nano": PRESETS["cifar32"],
+    **{f"upernet_{name}": PRESETS["pixels512"] for name in _VMAMBA},
+    "upernet_vmamba_nano": PRESETS["pixels224"],
     **dict.fromkeys(_MAMBAVISION, _WHOLE),
     "mambavision_tiny2": Preprocessing(resize=228),
     "mambavision_small": Preprocessing(resize=240),
@@ -228,3 +224,8 @@ _PREPROCESSING = {
     "mambavision_large3_256_21k": Preprocessing(size=256),
     "mambavision_large3_512_21k": Preprocessing(size=512, resize=None, crop=False),
 }
+
+
+def default_preprocessing(variant: str) -> Preprocessing:
+    """Preprocessing of a variant, unless its checkpoint states another; ImageNet's where none is known."""
+    return _PREPROCESSING.get(variant, _IMAGENET)

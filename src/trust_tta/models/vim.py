@@ -32,12 +32,13 @@ EPS = 1e-5
 class Mixer(nn.Module):
     """Project, then convolve and scan in two directions with parameters of their own, gate, project back."""
 
+    backend: str = "auto"
     ends: tuple[str, ...] = ("", "_b")  # of the parameters' names, one for each set
     decay = "A{}_log"  # the name of A
 
     def __init__(self, dim: int, *, d_state: int, halve: bool) -> None:
         super().__init__()
-        self.halve, self.backend = halve, "auto"
+        self.halve = halve
         inner, rank = 2 * dim, math.ceil(dim / 16)
         self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
         for end in self.ends:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -56,18 +55,6 @@ def _groups(order: ScanOrder) -> list[int]:
     return [group[0], group[2], group[1], group[3]]
 
 
-def ss2d_arguments(config: VMambaConfig, dim: int) -> dict[str, Any]:
-    """Constructor arguments of an SS2D of this width."""
-    return {
-        "inner": int(config.ssm_ratio * dim),
-        "d_state": config.d_state,
-        "dt_rank": config.dt_rank or math.ceil(dim / 16),
-        "conv_size": config.conv_size,
-        "conv_bias": config.conv_bias,
-        "gate": config.gate,
-    }
-
-
 class VMamba(StagedNetwork):
     """images (n, channels, h, w) -> logits (n, classes)."""
 
@@ -108,7 +95,7 @@ class VMamba(StagedNetwork):
     def make_op(self, dim: int, block: int) -> SS2D:
         """SS2D of a block; blocks are counted over all stages."""
         del block
-        return SS2D(dim, **ss2d_arguments(self.config, dim))
+        return SS2D(dim, self.config)
 
     def forward_stem(self, images: Tensor) -> Tensor | None:
         """First convolution of the images, which no scan order changes; None where it is adapted or observed."""

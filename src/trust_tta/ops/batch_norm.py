@@ -19,9 +19,7 @@ MAX_SMALL_ROWS = 1024  # pixels of all images that one kernel normalizes
 class BatchNorm2d(nn.BatchNorm2d):
     """PyTorch's BatchNorm2d, computed by our kernels where `backend` allows them and they support the input."""
 
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels)
-        self.backend = "auto"
+    backend: str = "auto"
 
     def forward(self, x: Tensor) -> Tensor:
         return self.with_residual(x)[1] if self.uses_kernels(x) else super().forward(x)

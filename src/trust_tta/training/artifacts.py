@@ -15,7 +15,7 @@ from torch import nn
 from trust_tta.atomic import write_whole
 from trust_tta.data.download import file_sha256
 from trust_tta.errors import CheckpointError
-from trust_tta.models.checkpoint import ModelInfo
+from trust_tta.models.metadata import ModelInfo
 from trust_tta.models.weights import encode_weights
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.training.data import TrainingData
