@@ -90,11 +90,6 @@ def test_flags_change_the_scale_that_is_run(tmp_path: Path) -> None:
     assert dict(little.methods[1].options) == {"k": 3}
 
 
-def test_names_of_the_field_in_the_small_scale(tmp_path: Path) -> None:
-    text = BOTH.replace("keep_samples = 3", "keep_samples = 3\nTEST.BATCH_SIZE = 20\nSETTING = 'reset_each_shift'")
-    assert (small(tmp_path, text).stream.batch_size, small(tmp_path, text).stream.setting) == ((20,), "online")
-
-
 def test_mistakes_of_both_scales_are_told_at_once(tmp_path: Path) -> None:
     text = BOTH.replace("limit = 32", "limit = 0\nlimits = 3").replace('"fog"', '"rain"').replace("[0, 1]", "[0, 0]")
     with pytest.raises(ConfigError) as caught:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.report.samples import make_cell
-from trust_tta.bench.config import DEMO_CORRUPTIONS as CORRUPTIONS
-from trust_tta.bench.config import DEMO_METHODS as METHODS
 from trust_tta.cli.main import main
 from trust_tta.report.formats import verdict
 from trust_tta.results import Cell, ResultStore
+
+CORRUPTIONS = ("gaussian_noise", "defocus_blur", "snow", "contrast")
+METHODS = ("source", "bn", "tent", "tide")
 
 
 def test_the_demo_ends_with_a_table_a_page_and_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -189,9 +189,12 @@ def test_some_class_folders_do_not_make_a_known_data_set(tmp_path: Path, names: 
     assert [(finding.status, finding.dataset) for finding in findings] == [("ok", "folder")]
 
 
-def test_all_class_folders_of_imagenet_are_recognized(tmp_path: Path) -> None:
-    for c in imagenet_classes():
+def test_folder_of_another_name_is_a_generic_one(tmp_path: Path) -> None:
+    for c in imagenet_classes()[:3]:
         (tmp_path / "val" / c.wnid).mkdir(parents=True)
+        save(tmp_path / "val" / c.wnid / "x.png", thumbnails(1)[0])
+    assert [spec.name for spec, _ in find_present(tmp_path / "val")] == ["folder"]
+    (tmp_path / "val").rename(tmp_path / "imagenet")
     assert [spec.name for spec, _ in find_present(tmp_path)] == ["imagenet"]
 
 

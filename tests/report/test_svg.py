@@ -179,7 +179,7 @@ def test_labels_move_only_where_they_overlap(places: list[float], expected: list
 
 
 def test_a_name_takes_the_nearest_free_baseline_or_none() -> None:
-    taken = [svg.Box(0.0, 50.0, 100.0)]
+    taken = [svg.Label(0.0, 50.0, 100.0)]
     assert svg.free_baseline(60.0, 40.0, 100.0, taken, top=0.0, bottom=200.0) == 100.0
     moved = svg.free_baseline(10.0, 40.0, 100.0, taken, top=0.0, bottom=200.0)
     assert moved is not None

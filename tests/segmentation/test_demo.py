@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import trust_tta as tt
-from trust_tta.bench import config
+from trust_tta.bench import parsing
+from trust_tta.bench.config import RunConfig
+from trust_tta.bench.parsing import read_parts
 from trust_tta.cli.main import main
 from trust_tta.data.class_names import segmentation_classes
 from trust_tta.models.checkpoint import Checkpoint
@@ -23,14 +26,21 @@ def test_it_runs_on_what_ships(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The statistics of the batch alone double the mean IoU under noise."""
-    monkeypatch.setattr(config, "PIXEL_CORRUPTIONS", ("gaussian_noise",))
-    monkeypatch.setattr(config, "DEMO_METHODS", ("source", "bn"))
+
+    def read_less(path: Path, changes: dict[str, Any]) -> list[RunConfig]:
+        parts = [
+            part.changed(data=part.data.changed(domains=("gaussian_noise",))) for part in read_parts(path, changes)
+        ]
+        return [parts[0].changed(methods=parts[0].methods[:2]), parts[1]]
+
+    monkeypatch.setattr(parsing, "read_parts", read_less)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert main(["demo", "--task", "segmentation", "--images", "4", "--out", str(tmp_path / "demo")]) == 0
     assert "Pictures" in (tmp_path / "demo" / "report.html").read_text()
     assert "on CamVid's test pictures" in capsys.readouterr().out
     with ResultStore(tmp_path / "demo" / "results.sqlite") as store:
         found = {cell.key.method: cell.result.accuracy for cell in store.results()}
+    assert set(found) == {"source", "bn", "trust"}
     assert found["bn"] > 2 * found["source"]
 
 

@@ -1,4 +1,4 @@
-"""An experiment, declared once: TOML files, flags, keywords, documentation and stored records all derive from it."""
+"""The configuration of an experiment, from which TOML files, flags, documentation and stored records derive."""
 
 from __future__ import annotations
 
@@ -200,9 +200,7 @@ class DataConfig(Schema):
                 raise ValueError(f"{show(unknown[0])} is not a corruption; {did_you_mean(unknown[0], known)}")
             return domains
         spec = find_spec(dataset)
-        if (
-            spec.layout == "segmentation"
-        ):  # corruptions of the evaluation's split, or splits, which only the folder may know
+        if spec.layout == "segmentation":  # corruptions of the evaluation's split, or splits that the folder names
             return domains
         return tuple(find_domain(spec, name).name for name in domains) if spec.domains else domains
 
@@ -355,39 +353,3 @@ def _is_from_outside(network: str | None) -> bool:
     from trust_tta.models.variants import VARIANTS
 
     return network is not None and network not in VARIANTS
-
-
-# The demo: every choice was made before anyone looked at a result. Corruptions: the first of each of the benchmark's
-# four families (noise, blur, weather, digital), at severity 5. Methods: with their default options. Three seeds: each
-# draws its images, their order and the corruptions' random numbers. Images and batch size: what two processor cores
-# manage in the time that a demo may take.
-DEMO_CORRUPTIONS = ("gaussian_noise", "defocus_blur", "snow", "contrast")
-PIXEL_CORRUPTIONS = ("gaussian_noise", "snow")
-DEMO_METHODS = ("source", "bn", "tent", "tide")
-
-
-def demo_configs(
-    out: Path, *, seeds: int | None = None, images: int | None = None, pixels: bool = False
-) -> tuple[RunConfig, RunConfig]:
-    """The experiment of `trust-tta demo`, with its results in `out`; TRUST, which costs most, gets one seed.
-
-    `pixels`: that of `--task segmentation`, on CamVid's test pictures, where TRUST takes two orders.
-    """
-    if pixels:
-        model = ModelConfig(checkpoint="upernet_vmamba_nano_camvid")
-        data = DataConfig(dataset="camvid", root=SHIPPED, domains=PIXEL_CORRUPTIONS, limit=images or 16)
-    else:
-        model = ModelConfig(checkpoint="vmamba_nano_cifar10", name="vmamba_nano", num_classes=10)
-        data = DataConfig(dataset=SAMPLE, domains=DEMO_CORRUPTIONS, limit=images or 224)
-    count = seeds or (1 if pixels else 3)
-    config = RunConfig(
-        experiment="demo",
-        model=model,
-        data=data,
-        stream=StreamsConfig(batch_size=(4 if pixels else 32,), seeds=tuple(range(count))),
-        methods=tuple(MethodConfig(name=name) for name in DEMO_METHODS),
-        store=str(out / "results.sqlite"),
-        keep_samples=4 if pixels else 8,
-    )
-    trust = MethodConfig(name="trust", options={"k": 2} if pixels else {})
-    return config, config.changed(methods=(trust,), stream=config.stream.changed(seeds=(0,)))

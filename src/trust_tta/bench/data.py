@@ -45,7 +45,7 @@ _LEFT_OUT = ("pacs",)  # data sets whose networks were trained on all domains bu
 class CorruptedImages:
     """Clean images, each corrupted when it is first read, by its index and the seed alone.
 
-    Pictures whose pixels are labeled are corrupted at their own size and then brought to that of their protocol.
+    Segmentation images are corrupted at their own size and then resized by their protocol.
     """
 
     clean: Images

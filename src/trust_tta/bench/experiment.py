@@ -27,10 +27,9 @@ from trust_tta.results.record import CellKey
 from trust_tta.results.store import ResultStore
 
 WARM_UP_IMAGES = 2  # kernels are compiled for the shape of an image, whatever the batch size
-_BARE_LABELS = (ARRAY, "array-c")  # numbers without names, not all of which need to occur
-MEASURES = ("clean_after", "keep_samples", "confusion")  # optional, and not part of a cell's key
 SHORT_STREAM = 4  # batches in which no method learns much
 CLEAN_IMAGES = 256  # from which methods compute statistics of clean data
+_BARE_LABELS = (ARRAY, "array-c")  # numbers without names, not all of which need to occur
 
 # Time of a batch over that of one forward pass, for methods whose passes do not tell it: measured on an H200
 # (docs/results/method_costs_h200.json).
@@ -49,7 +48,6 @@ class CellSequence:
     positions: tuple[int, ...]  # positions of the domains in the stream
     keys: tuple[CellKey, ...]
     batches: tuple[int, ...]  # of each cell
-    measures: dict[str, int]  # requested amount of each of MEASURES
     cost: int  # of a batch, in forward passes
 
     @property
@@ -61,6 +59,7 @@ class CellSequence:
 class ExperimentPlan:
     """All sequences of an experiment, in the order they run, and the networks of its domains."""
 
+    config: RunConfig
     sequences: tuple[CellSequence, ...]
     checkpoints: dict[str, Checkpoint]  # by domain
     preprocessing: dict[str, Preprocessing]  # by domain
@@ -90,50 +89,54 @@ class ExperimentPlan:
             )
         }
 
+    def prepare(self, domain: Domain) -> Domain:
+        """The domain as input of its network."""
+        base = domain.dataset.domain
+        return prepare(domain, self.preprocessing[base], self.checkpoints[base])
+
 
 def make_plan(config: RunConfig, data: ExperimentData | None = None) -> ExperimentPlan:
     """All cells: for each batch size, seed and sequence of domains between two resets, every method."""
     data = data or ExperimentData(config.data)
+    plan = ExperimentPlan(config, (), {}, {})
     sequences: list[CellSequence] = []
-    checkpoints: dict[str, Checkpoint] = {}
-    preprocessing: dict[str, Preprocessing] = {}
     warnings: dict[str, None] = {}
     for batch_size in config.stream.batch_size:
         for seed in config.stream.seeds:
             domains = data.stream(config.stream, batch_size=batch_size, seed=seed, workers=0)
-            for domain in domains:
-                base = domain.dataset.domain
-                if base not in checkpoints:
-                    shared = None if config.model.per_domain else next(iter(checkpoints.values()), None)
-                    checkpoints[base] = shared or find_checkpoint(config.model, domain=base)
-                    preprocessing[base] = checkpoints[base].preprocessing.for_layout(data.layout)
-                    warnings |= {align(domain.dataset, checkpoints[base])[1]: None}
-            domains = [prepare(d, preprocessing[d.dataset.domain], checkpoints[d.dataset.domain]) for d in domains]
-            for positions in between_resets(domains):
-                cells = [domains[position] for position in positions]
-                prints = list(fingerprints(config, cells, preprocessing))
-                sequences += [
-                    _sequence(config, method, cells, prints, positions, seed=seed, checkpoints=checkpoints)
-                    for method in config.methods
-                ]
+            for dataset in [domain.dataset for domain in domains]:
+                if dataset.domain not in plan.checkpoints:
+                    shared = None if config.model.per_domain else next(iter(plan.checkpoints.values()), None)
+                    checkpoint = shared or find_checkpoint(config.model, domain=dataset.domain)
+                    plan.checkpoints[dataset.domain] = checkpoint
+                    plan.preprocessing[dataset.domain] = checkpoint.preprocessing.for_layout(data.layout)
+                    warnings |= {align(dataset, checkpoint)[1]: None}
+            starts = [i for i, domain in enumerate(domains) if domain.reset_before or domain.reset_each_batch]
+            for start, end in zip(starts, [*starts[1:], len(domains)], strict=True):
+                cells = [plan.prepare(domain) for domain in domains[start:end]]
+                positions, prints = tuple(range(start, end)), list(fingerprints(plan, cells))
+                for method in config.methods:
+                    keys = _keys(plan, method, cells, prints, seed=seed)
+                    batches = tuple(len(cell.batches) for cell in cells)
+                    cost = estimate_cost(method)
+                    sequences.append(CellSequence(method, batch_size, seed, positions, keys, batches, cost))
     shown = [text for text in warnings if text and data.names_classes]
-    longest = max(sum(s.batches) for s in sequences)
+    longest = max(sum(sequence.batches) for sequence in sequences)
     if longest <= SHORT_STREAM and any("lr" in method.all_options() for method in config.methods):
         shown.append(
             f"{longest} batches between two resets are too few to learn from: methods will hardly differ from bn; use "
             "smaller batches, more images or the setting continual"
         )
-    return ExperimentPlan(tuple(sequences), checkpoints, preprocessing, tuple(shown))
+    return replace(plan, sequences=tuple(sequences), warnings=tuple(shown))
 
 
 def estimate_costs(plan: ExperimentPlan, store: ResultStore) -> ExperimentPlan:
     """The plan with the measured costs of methods of which the store has finished cells; others are scaled to them."""
     seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
-    wanted = {(sequence.keys[0].method, sequence.keys[0].options) for sequence in plan.sequences}
-    for cell in store.results(lambda key: (key.method, key.options) in wanted, history=False):
+    estimated = {(sequence.keys[0].method, sequence.keys[0].options): sequence.cost for sequence in plan.sequences}
+    for cell in store.results(lambda key: (key.method, key.options) in estimated, history=False):
         seconds[cell.key.method, cell.key.options].append(cell.result.seconds_total / max(1, cell.batches))
     known = {kind: statistics.median(found) for kind, found in seconds.items()}
-    estimated = {(sequence.keys[0].method, sequence.keys[0].options): sequence.cost for sequence in plan.sequences}
     rates = [taken / estimated[kind] for kind, taken in known.items() if taken > 0]
     if not rates:
         return plan
@@ -158,13 +161,6 @@ def estimate_cost(method: MethodConfig) -> int:
     return 1 + 3 * updates * int(options.get("steps") or 1)  # a backward pass costs two forward passes
 
 
-def between_resets(domains: list[Domain]) -> Iterator[tuple[int, ...]]:
-    """The positions of the domains between one reset and the next."""
-    starts = [i for i, domain in enumerate(domains) if domain.reset_before or domain.reset_each_batch]
-    for start, end in zip(starts, [*starts[1:], len(domains)], strict=True):
-        yield tuple(range(start, end))
-
-
 def find_checkpoint(model: ModelConfig, *, domain: str) -> Checkpoint:
     """The checkpoint for `domain`, as the experiment describes it."""
     found = Checkpoint.open(
@@ -178,40 +174,33 @@ def find_checkpoint(model: ModelConfig, *, domain: str) -> Checkpoint:
     return found.release() if model.per_domain else found  # so that not all networks are in memory at once
 
 
-def fingerprints(config: RunConfig, cells: list[Domain], preprocessing: dict[str, Preprocessing]) -> Iterator[str]:
+def fingerprints(plan: ExperimentPlan, cells: list[Domain]) -> Iterator[str]:
     """A fingerprint for each cell of all input up to its end: pixels, order, preprocessing."""
     before = ""
     for domain in cells:
         dataset, batches = domain.dataset, domain.batches
-        mask = dataset.class_mask if config.data.class_mask else None
+        mask = dataset.class_mask if plan.config.data.class_mask else None
         before = hash_strings(
             (
                 before,
                 dataset.fingerprint,
                 hash_array(batches.order[: batches.images]),
-                repr(preprocessing[dataset.domain]),
+                repr(plan.preprocessing[dataset.domain]),
                 "" if mask is None else hash_array(mask),
-                config.dtype,
+                plan.config.dtype,
             )
         )
         yield before
 
 
-def _sequence(
-    config: RunConfig,
-    method: MethodConfig,
-    cells: list[Domain],
-    fingerprints: list[str],
-    positions: tuple[int, ...],
-    *,
-    seed: int,
-    checkpoints: dict[str, Checkpoint],
-) -> CellSequence:
-    batch_size = cells[0].batches.batch_size
-    options = method.all_options()
-    origin = f" of {config.data.clean}" if config.data.clean else ""  # of statistics that the runner computes
+def _keys(
+    plan: ExperimentPlan, method: MethodConfig, cells: list[Domain], fingerprints: list[str], *, seed: int
+) -> tuple[CellKey, ...]:
+    """The key of each cell."""
+    config, options = plan.config, method.all_options()
+    origin = f" of {config.data.clean}" if config.data.clean else ""  # of statistics computed before the method runs
     options |= {name: f"{CLEAN_IMAGES} clean images{origin}" for name in CLEAN_DATA_OPTIONS & options.keys()}
-    keys = tuple(
+    return tuple(
         CellKey(
             experiment=config.experiment,
             dataset=domain.dataset.name,
@@ -220,23 +209,13 @@ def _sequence(
             method=method.name,
             options=json.dumps(options),
             setting=config.stream.setting,
-            batch_size=batch_size,
+            batch_size=domain.batches.batch_size,
             seed=seed,
-            checkpoint=checkpoints[domain.dataset.domain].sha256,
+            checkpoint=plan.checkpoints[domain.dataset.domain].sha256,
             fingerprint=fingerprint,
             limit=config.data.limit,
         )
         for domain, fingerprint in zip(cells, fingerprints, strict=True)
-    )
-    return CellSequence(
-        method=method,
-        batch_size=batch_size,
-        seed=seed,
-        positions=positions,
-        keys=keys,
-        batches=tuple(len(domain.batches) for domain in cells),
-        measures={name: int(getattr(config, name)) for name in MEASURES},
-        cost=estimate_cost(method),
     )
 
 
@@ -256,16 +235,12 @@ class Experiment:
     def domains(self) -> list[Domain]:
         """The stream of the first batch size and seed, as network input."""
         stream = self.config.stream
-        return [self.prepare(domain) for domain in self._open_stream(stream.batch_size[0], stream.seeds[0])]
+        return [self.plan.prepare(domain) for domain in self._open_stream(stream.batch_size[0], stream.seeds[0])]
 
     def domains_of(self, sequence: CellSequence) -> list[Domain]:
         """The domains of a sequence, as network input."""
         stream = self._open_stream(sequence.batch_size, sequence.seed)
-        return [self.prepare(stream[position]) for position in sequence.positions]
-
-    def prepare(self, domain: Domain) -> Domain:
-        base = domain.dataset.domain
-        return prepare(domain, self.plan.preprocessing[base], self.plan.checkpoints[base])
+        return [self.plan.prepare(stream[position]) for position in sequence.positions]
 
     def clean(self, sequence: CellSequence, *, limit: int | None) -> Domain:
         """At most `limit` clean images, the same for all cells, as input of the sequence's network."""

@@ -9,30 +9,9 @@ from typing import Any
 from trust_tta.bench.config import RunConfig
 from trust_tta.config_io import read_toml
 from trust_tta.errors import ConfigError
-from trust_tta.schema import did_you_mean, examine, outline, show
+from trust_tta.schema import examine, outline, show
 
 PARTS, SMALL = "parts", "small"
-
-# Names in other projects' configurations, dotted and in any case, and our keys.
-ALIASES = {
-    "setting": "stream.setting",
-    "rng_seed": "stream.seeds",
-    "stream.seed": "stream.seeds",
-    "test.batch_size": "stream.batch_size",
-    "corruption.dataset": "data.dataset",
-    "corruption.type": "data.domains",
-    "corruption.severity": "data.severity",
-    "corruption.num_ex": "data.limit",
-    "data_dir": "data.root",
-    "model.arch": "model.name",
-    "model.ckpt_path": "model.checkpoint",
-    "model.adaptation": "methods",
-    "optim.lr": "options.lr",
-    "optim.steps": "options.steps",
-    "model.episodic": "options.episodic",
-}
-# Tables with keys of the user's own, which are not flattened.
-_FREE_TABLES = ("methods", "model.overrides", "model.preprocessing", "data.options", "options")
 
 
 def read_parts(
@@ -46,11 +25,11 @@ def read_parts(
     content, changes = {} if path is None else read_toml(path), changes or {}
     mistakes: list[str] = []
     name, origin = ("experiment", "the command line") if path is None else (path.stem, str(path))
-    base = translate({key: value for key, value in content.items() if key not in (PARTS, SMALL)})
+    base = {key: value for key, value in content.items() if key not in (PARTS, SMALL)}
     parts, reduced = content.get(PARTS), content.get(SMALL)
     chosen = [("", base)]  # the prefix of its mistakes, and the values of each experiment
     if isinstance(parts, list) and parts and all(isinstance(part, Mapping) for part in parts):
-        chosen = [(f"{PARTS}[{i}]: ", {**base, **translate(part)}) for i, part in enumerate(parts, start=1)]
+        chosen = [(f"{PARTS}[{i}]: ", {**base, **part}) for i, part in enumerate(parts, start=1)]
     elif parts is not None:
         mistakes.append(f"{PARTS}: {show(parts)} is not a list of tables; write [[{PARTS}]] before each")
     if reduced is not None and not isinstance(reduced, Mapping):
@@ -58,15 +37,14 @@ def read_parts(
     elif reduced is not None:  # under its own name and store
         shared = {key: value for key, value in base.items() if key != "store"}
         shared["experiment"] = f"{base.get('experiment', name)}-{SMALL}"
-        reduced = {**shared, **translate(reduced)}
+        reduced = {**shared, **reduced}
     if small:
         if reduced is None and not mistakes:
             raise ConfigError(f"{origin} has no section [{SMALL}]; omit --small, or write one")
         chosen = [(f"{SMALL}: ", dict(reduced))] if isinstance(reduced, Mapping) else []
     elif parts is not None and "dataset" in changes.get("data", {}):
         chosen = _select_dataset(chosen, changes["data"]["dataset"])
-    keys = [key for key, _, _ in outline(RunConfig)] if path is None else [key for key, _ in _flatten(changes)]
-    flags = {key: flag_of(key) for key in keys if path is None or key != "methods"}  # a file lists methods, too
+    flags = {key: flag_of(key) for key, _, _ in outline(RunConfig) if path is None or _is_in(changes, key)}
     configs = [_check(where, apply_changes(values, changes), name, mistakes, flags) for where, values in chosen]
     if isinstance(reduced, Mapping) and not small:
         _check(f"{SMALL}: ", reduced, name, mistakes)
@@ -88,23 +66,6 @@ def flag_of(key: str) -> str:
     """The command-line flag of a key: `model.name` is --model, `stream.batch_size` is --batch-size."""
     table, _, name = key.rpartition(".")
     return f"--{table if name == 'name' else name}".replace("_", "-")
-
-
-def translate(content: Mapping[str, Any]) -> dict[str, Any]:
-    """`content` with our keys in place of their ALIASES, as nested tables; unknown keys stay."""
-    translated: dict[str, Any] = {}
-    for name, value in _flatten(content):
-        if name == "corruption.num_ex" and value == -1:  # means all images
-            continue
-        if name == "corruption.severity" and isinstance(value, list) and len(value) == 1:
-            (value,) = value
-        *tables, last = ALIASES.get(name, name).split(".")
-        table: Any = translated
-        for inner in tables:
-            table = table.setdefault(inner, {}) if isinstance(table, dict) else None
-        if isinstance(table, dict):  # else a value stands where a table should be, which is reported later
-            table[last] = value
-    return translated
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,35 +116,10 @@ def _check(
     values.setdefault("store", f"runs/{named}.sqlite")
     for section in ("model", "data"):
         values.setdefault(section, {})
-    found = _distribute_options(values)
     config, wrong = examine(RunConfig, values, flags=flags)
     known = {mistake.split("]: ", 1)[-1] if mistake.startswith(PARTS) else mistake for mistake in mistakes}
-    mistakes += [f"{where}{mistake}" for mistake in (*wrong, *found) if mistake not in known]
+    mistakes += [f"{where}{mistake}" for mistake in wrong if mistake not in known]
     return config
-
-
-def _distribute_options(values: dict[str, Any]) -> list[str]:
-    """Give the options of the table `options` to the methods that have them; returns the mistakes in it."""
-    shared = values.pop("options", {})
-    if not isinstance(shared, Mapping):
-        return [f"options is {show(shared)}; give a table"]
-    if not shared:
-        return []
-    from trust_tta.methods.registry import method_options
-
-    methods = _method_tables(values.get("methods", []))
-    known: list[Mapping[str, Any]] = []
-    for method in methods:
-        try:
-            known.append(method_options(method.get("name")))
-        except (ConfigError, AttributeError):  # an unknown method, which is reported with the other mistakes
-            return []
-    values["methods"] = [
-        {**{option: value for option, value in shared.items() if option in valid}, **method}
-        for method, valid in zip(methods, known, strict=True)
-    ]
-    every = {option for valid in known for option in valid}
-    return [f"options.{o}: no listed method has it; {did_you_mean(o, sorted(every))}" for o in shared if o not in every]
 
 
 def _select_dataset(sections: Sequence[tuple[str, Any]], dataset: str) -> list[tuple[str, Any]]:
@@ -198,16 +134,10 @@ def _select_dataset(sections: Sequence[tuple[str, Any]], dataset: str) -> list[t
     return selected
 
 
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted lower-case names and their values."""
-    pairs: list[tuple[str, Any]] = []
-    for key, value in content.items():
-        name = f"{prefix}{key.lower()}"
-        if isinstance(value, Mapping) and value and name not in _FREE_TABLES:
-            pairs += _flatten(value, f"{name}.")
-        else:
-            pairs.append((name, value))
-    return pairs
+def _is_in(changes: Mapping[str, Any], key: str) -> bool:
+    """Whether a flag changed this key; methods are not counted, since a file lists them, too."""
+    table, _, name = key.rpartition(".")
+    return key != "methods" and name in (changes.get(table, {}) if table else changes)
 
 
 def _method_tables(methods: Any) -> list[Any]:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -18,8 +17,8 @@ import torch
 
 from trust_tta.bench.config import DataConfig, RunConfig
 from trust_tta.bench.data import ExperimentData
-from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, estimate_costs, make_plan
-from trust_tta.bench.sweep import CellRunner, Outcome, outcome_of, retry_failed, unfinished_sequences
+from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, make_plan
+from trust_tta.bench.sweep import CellRunner, CellWriter, Outcome, check_sequence, open_plan, outcome_of, unfinished
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError, TrustError
 from trust_tta.progress import SILENT, Progress, Silent
 from trust_tta.results.store import ResultStore
@@ -31,20 +30,11 @@ REFUSALS = (CheckpointError, ConfigError, DataError, StateError)  # they end one
 Message: TypeAlias = int | str | tuple[int, TrustError]
 
 
-@dataclass(frozen=True, eq=False)
-class PlannedExperiment:
-    """An experiment and its plan, made once for all workers; `prefix` begins the lines of its cells."""
-
-    config: RunConfig
-    plan: ExperimentPlan
-    prefix: str
-
-
 class SweepEngine(Protocol):
     """Runs planned experiments; returns the errors of those that could not be run, by number."""
 
     def __call__(
-        self, experiments: Mapping[int, PlannedExperiment], *, sequences: int, progress: Progress
+        self, plans: Mapping[int, ExperimentPlan], *, sequences: int, progress: Progress
     ) -> dict[int, TrustError]: ...
 
 
@@ -55,57 +45,41 @@ def sweep_parallel(
 
     All workers have ended when this returns or raises.
     """
-    experiments, refused = _make_plans(configs, retry=retry)
-    for text in dict.fromkeys(text for each in experiments.values() for text in each.plan.warnings):
-        progress.note(f"warning: {text}")
+    plans: dict[int, ExperimentPlan] = {}
+    ended: dict[int, Outcome | TrustError] = {}
     left: list[CellSequence] = []
-    for each in experiments.values():
-        with ResultStore(each.config.store, create=False) as store:
-            left += unfinished_sequences(each.plan.sequences, store)
-    if left:
-        progress.start(sum(sequence.total_cost for sequence in left), "")
-        refused |= engine(experiments, sequences=len(left), progress=progress)
-        progress.finish()
-    ended: list[Outcome | TrustError] = []
-    for number in range(len(configs)):
-        if number in refused:
-            ended.append(refused[number])
-        else:
-            with ResultStore(experiments[number].config.store, create=False) as store:
-                ended.append(outcome_of(experiments[number].plan, store))
-    return ended
-
-
-def _make_plans(
-    configs: Sequence[RunConfig], *, retry: bool
-) -> tuple[dict[int, PlannedExperiment], dict[int, TrustError]]:
-    """The plans of the experiments by number, recorded in their stores, and the errors of those without one."""
-    experiments: dict[int, PlannedExperiment] = {}
-    refused: dict[int, TrustError] = {}
     data: dict[DataConfig, ExperimentData] = {}  # data shared by several experiments are hashed once
     for number, config in enumerate(configs):
-        prefix = f"{config.data.dataset} {config.stream.setting:<8}  " if len(configs) > 1 else ""
         try:
             plan = make_plan(config, data.setdefault(config.data, ExperimentData(config.data)))
             with ResultStore(config.store) as store:
-                if retry:
-                    retry_failed(plan, store)
+                plans[number] = open_plan(plan, store, retry=retry)
                 store.plan(plan.keys, labels=plan.labels)
-                experiments[number] = PlannedExperiment(config, estimate_costs(plan, store), prefix)
+                left += unfinished(plans[number].sequences, store)
         except REFUSALS as error:
-            refused[number] = error
-    return experiments, refused
+            ended[number] = error
+    for text in dict.fromkeys(text for plan in plans.values() for text in plan.warnings):
+        progress.note(f"warning: {text}")
+    if left:
+        progress.start(sum(sequence.total_cost for sequence in left), "")
+        ended |= engine(plans, sequences=len(left), progress=progress)
+        progress.finish()
+    for number, plan in plans.items():
+        if number not in ended:
+            with ResultStore(plan.config.store, create=False) as store:
+                ended[number] = outcome_of(plan, store)
+    return [ended[number] for number in range(len(configs))]
 
 
 def run_in_processes(
-    experiments: Mapping[int, PlannedExperiment], *, processes: int, sequences: int, progress: Progress = SILENT
+    plans: Mapping[int, ExperimentPlan], *, processes: int, sequences: int, progress: Progress = SILENT
 ) -> dict[int, TrustError]:
     """Run planned experiments in at most `processes` workers; returns the errors of those that could not be run.
 
     When a worker dies, the others run its cells.
     """
     refused: dict[int, TrustError] = {}
-    with _workers(experiments, min(processes, sequences)) as workers:
+    with _workers(plans, min(processes, sequences)) as workers:
         while workers:
             for ready in wait(list(workers)):
                 connection = next(c for c in workers if c is ready)
@@ -128,7 +102,7 @@ def run_in_processes(
 
 
 @contextmanager
-def _workers(experiments: Mapping[int, PlannedExperiment], processes: int) -> Iterator[dict[Connection, BaseProcess]]:
+def _workers(plans: Mapping[int, ExperimentPlan], processes: int) -> Iterator[dict[Connection, BaseProcess]]:
     """Started workers by their connection; all have ended when the context ends."""
     context = multiprocessing.get_context("spawn")
     workers: dict[Connection, BaseProcess] = {}
@@ -147,7 +121,7 @@ def _workers(experiments: Mapping[int, PlannedExperiment], processes: int) -> It
             signal.signal(signal.SIGINT, before)
         for connection in workers:  # once all have started: a worker reads this only after its imports
             with suppress(OSError):  # a worker that has died is noticed when its messages are read
-                connection.send(dict(experiments))
+                connection.send(dict(plans))
         yield workers
     finally:
         for process in started:
@@ -165,19 +139,19 @@ def work(connection: Connection, processes: int) -> None:
     progress = _PipeProgress(connection)
     signal.signal(signal.SIGTERM, progress.exit_on_signal)
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
-    experiments: dict[int, PlannedExperiment] = connection.recv()
+    plans: dict[int, ExperimentPlan] = connection.recv()
+    several = len(plans) > 1
     for wait_for_others in (False, True):
-        for number, planned in list(experiments.items()):
+        for number, plan in list(plans.items()):
             try:
-                with ResultStore(planned.config.store) as store:
-                    left = unfinished_sequences(planned.plan.sequences, store)
-                    if left:
-                        experiment = Experiment(planned.config, plan=planned.plan)
-                        runner = CellRunner(experiment, store, progress, prefix=planned.prefix)
-                        runner.sequence_runner.check(left[0])
+                with ResultStore(plan.config.store) as store:
+                    if left := unfinished(plan.sequences, store):
+                        experiment = Experiment(plan.config, plan=plan)
+                        check_sequence(experiment, left[0])
+                        runner = CellRunner(experiment, CellWriter(plan, store, progress, several=several))
                         runner.run_all(left, wait=wait_for_others, announce=False)
             except REFUSALS as error:
-                del experiments[number]
+                del plans[number]
                 progress.send((number, error))
 
 

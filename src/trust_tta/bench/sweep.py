@@ -22,6 +22,7 @@ from trust_tta.results.record import CellKey, CellResult, Provenance
 from trust_tta.results.store import ResultStore
 
 POLL_SECONDS = 1.0  # between checks of cells that another process holds
+MEASURES = ("clean_after", "keep_samples", "confusion")  # optional, and not part of a cell's key
 
 
 @dataclass(frozen=True)
@@ -42,30 +43,30 @@ def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT,
     plan = experiment.plan
     for text in plan.warnings:
         progress.note(f"warning: {text}")
-    if retry:
-        retry_failed(plan, store)
-    left = unfinished_sequences(estimate_costs(plan, store).sequences, store)
-    runner = CellRunner(experiment, store, progress)
+    left = unfinished(open_plan(plan, store, retry=retry).sequences, store)
+    runner = CellRunner(experiment, CellWriter(plan, store, progress))
     if left:  # a checkpoint that does not fit or missing data is a user's mistake, not a failure of a cell
-        runner.sequence_runner.check(left[0])
+        check_sequence(experiment, left[0])
     store.plan(plan.keys, labels=plan.labels)
     if left:
         progress.start(sum(sequence.total_cost for sequence in left), "")
-    runner.run_all(left, wait=True)
+    runner.run_all(left)
     progress.finish()
     return outcome_of(plan, store)
 
 
-def retry_failed(plan: ExperimentPlan, store: ResultStore) -> None:
-    """Release the failed cells of a plan."""
-    digests = {key.digest for key in plan.keys}
-    store.retry_failed(lambda key: key.digest in digests)
+def open_plan(plan: ExperimentPlan, store: ResultStore, *, retry: bool) -> ExperimentPlan:
+    """The plan with the costs that finished cells had; `retry` releases failed cells to run again."""
+    if retry:
+        digests = {key.digest for key in plan.keys}
+        store.retry_failed(lambda key: key.digest in digests)
+    _check_measures(plan, store)
+    return estimate_costs(plan, store)
 
 
-def unfinished_sequences(sequences: Sequence[CellSequence], store: ResultStore) -> list[CellSequence]:
+def unfinished(sequences: Sequence[CellSequence], store: ResultStore) -> list[CellSequence]:
     """The sequences that are neither finished nor ended by a failure."""
-    _check_measures(sequences, store)
-    done, failed = _ended(store)
+    done, failed = ({key.digest for key in store.keys(status)} for status in ("done", "failed"))
     left = []
     for sequence in sequences:
         digests = {key.digest for key in sequence.keys}
@@ -76,9 +77,8 @@ def unfinished_sequences(sequences: Sequence[CellSequence], store: ResultStore) 
 
 def outcome_of(plan: ExperimentPlan, store: ResultStore) -> Outcome:
     """The state of the cells of a plan."""
-    digests = {key.digest for key in plan.keys}
-    done, failed = _ended(store)
-    return Outcome(plan.keys, len(done & digests), len(failed & digests))
+    done, failed = (set(plan.keys) & set(store.keys(status)) for status in ("done", "failed"))
+    return Outcome(plan.keys, len(done), len(failed))
 
 
 @dataclass(frozen=True)
@@ -92,80 +92,66 @@ class FinishedCell:
     class_names: tuple[str, ...]
 
 
-class _StoreError(Exception):
-    """An error of the store or of the progress display: it ends the run, and the cell did not fail."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class SequenceRunner:
-    """Runs cell sequences and yields their results; `recorded` is the configuration to store with them, as JSON."""
-
-    def __init__(self, experiment: Experiment, *, recorded: str | None = None) -> None:
-        self.experiment = experiment
-        config = experiment.config
-        self.provenance = collect_provenance(
-            device=experiment.device, dtype=config.dtype, config=config.to_json() if recorded is None else recorded
+def run_sequence(
+    experiment: Experiment, sequence: CellSequence, provenance: Provenance, progress: Progress = SILENT
+) -> Iterator[FinishedCell]:
+    """The cells of a sequence in turn; a step of progress is a batch."""
+    config = experiment.config
+    domains = experiment.domains_of(sequence)
+    model = experiment.network(domains[0])
+    options = dict(sequence.method.options)
+    defaults = method_options(sequence.method.name)
+    for name in CLEAN_DATA_OPTIONS & defaults.keys():
+        clean = experiment.clean(sequence, limit=CLEAN_IMAGES)
+        batches = (batch.images.to(experiment.device) for batch in clean.batches)
+        options[name] = gather_from_clean(name, model, batches, {**defaults, **options})
+    method = create_method(sequence.method.name, model, **options)
+    conditions = EvaluationOptions(
+        device=experiment.device,
+        dtype=config.dtype,
+        class_mask=config.data.class_mask,
+        clean=experiment.clean(sequence, limit=config.data.limit) if config.clean_after else None,
+        keep_samples=config.keep_samples,
+        confusion=config.confusion,
+    )
+    started = now()
+    results = run_stream(method, domains, conditions, progress=progress)
+    for key, domain, result in zip(sequence.keys, domains, results, strict=True):
+        finished = now()
+        names = domain.dataset.class_names
+        yield FinishedCell(
+            key,
+            result,
+            replace(provenance, started=started, finished=finished),
+            kept_pictures(domain.dataset, result),
+            () if all(name.isdigit() for name in names) else names,
         )
+        started = finished
 
-    def check(self, sequence: CellSequence) -> None:
-        """Open the data and the network, so that errors in them come before the first cell."""
-        config, first = self.experiment.config, self.experiment.domains_of(sequence)[0]
-        gathers = any(CLEAN_DATA_OPTIONS & method_options(method.name).keys() for method in config.methods)
-        if config.clean_after or gathers:
-            self.experiment.data.clean(first.dataset.domain)
-        self.experiment.network(first)
 
-    def results(self, sequence: CellSequence, progress: Progress = SILENT) -> Iterator[FinishedCell]:
-        """The cells of the sequence in turn; a step of progress is a batch."""
-        experiment, config = self.experiment, self.experiment.config
-        domains = experiment.domains_of(sequence)
-        model = experiment.network(domains[0])
-        options = dict(sequence.method.options)
-        defaults = method_options(sequence.method.name)
-        for name in CLEAN_DATA_OPTIONS & defaults.keys():
-            clean = experiment.clean(sequence, limit=CLEAN_IMAGES)
-            batches = (batch.images.to(experiment.device) for batch in clean.batches)
-            options[name] = gather_from_clean(name, model, batches, {**defaults, **options})
-        method = create_method(sequence.method.name, model, **options)
-        conditions = EvaluationOptions(
-            device=experiment.device,
-            dtype=config.dtype,
-            class_mask=config.data.class_mask,
-            clean=experiment.clean(sequence, limit=config.data.limit) if config.clean_after else None,
-            keep_samples=config.keep_samples,
-            confusion=config.confusion,
-        )
-        started = now()
-        results = run_stream(method, domains, conditions, progress=progress)
-        for key, domain, result in zip(sequence.keys, domains, results, strict=True):
-            finished = now()
-            names = domain.dataset.class_names
-            yield FinishedCell(
-                key,
-                result,
-                replace(self.provenance, started=started, finished=finished),
-                kept_pictures(domain.dataset, result),
-                () if all(name.isdigit() for name in names) else names,
-            )
-            started = finished
+def check_sequence(experiment: Experiment, sequence: CellSequence) -> None:
+    """Open the data and the network, so that errors in them come before the first cell."""
+    config, first = experiment.config, experiment.domains_of(sequence)[0]
+    gathers = any(CLEAN_DATA_OPTIONS & method_options(method.name).keys() for method in config.methods)
+    if config.clean_after or gathers:
+        experiment.data.clean(first.dataset.domain)
+    experiment.network(first)
+
+
+def provenance_of(experiment: Experiment, recorded: RunConfig) -> Provenance:
+    """Versions, hardware and the configuration to store with the cells."""
+    return collect_provenance(device=experiment.device, dtype=recorded.dtype, config=recorded.to_json())
 
 
 class CellWriter:
-    """Writes cells to a store and reports each in a line that begins with `prefix`."""
+    """Writes cells to a store and reports each in a line, of several experiments with data set and setting."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        plan: ExperimentPlan,
-        store: ResultStore,
-        progress: Progress = SILENT,
-        *,
-        prefix: str = "",
+        self, plan: ExperimentPlan, store: ResultStore, progress: Progress = SILENT, *, several: bool = False
     ) -> None:
-        self.config, self.plan, self.store, self.progress, self.prefix = config, plan, store, progress, prefix
+        self.plan, self.store, self.progress = plan, store, progress
+        config = plan.config
+        self.prefix = f"{config.data.dataset} {config.stream.setting:<8}  " if several else ""
         self.width = max(len(method.display_name) for method in config.methods)
 
     def finish(self, sequence: CellSequence, found: FinishedCell) -> None:
@@ -189,34 +175,32 @@ class CellWriter:
 
     def _name(self, sequence: CellSequence, key: CellKey) -> str:
         """Label, domain, batch size if there are several, and seed."""
-        batch = f"  batch {key.batch_size}" if len(self.config.stream.batch_size) > 1 else ""
+        batch = f"  batch {key.batch_size}" if len(self.plan.config.stream.batch_size) > 1 else ""
         label = f"{self.prefix}{sequence.method.display_name:<{self.width}}"
         return plain_text(f"{label}  {key.domain:<18}{batch}  seed {key.seed}")
 
 
 class CellRunner:
-    """Claims cell sequences in a store and runs them; `prefix` begins the line of each cell."""
+    """Claims cell sequences in the store of a writer and runs them."""
 
-    def __init__(
-        self, experiment: Experiment, store: ResultStore, progress: Progress = SILENT, *, prefix: str = ""
-    ) -> None:
-        self.sequence_runner, self.store, self.progress = SequenceRunner(experiment), store, progress
-        self.writer = CellWriter(experiment.config, experiment.plan, store, progress, prefix=prefix)
+    def __init__(self, experiment: Experiment, writer: CellWriter) -> None:
+        self.experiment, self.writer = experiment, writer
+        self.provenance = provenance_of(experiment, experiment.config)
 
-    def run_all(self, sequences: Sequence[CellSequence], *, wait: bool, announce: bool = True) -> None:
+    def run_all(self, sequences: Sequence[CellSequence], *, wait: bool = True, announce: bool = True) -> None:
         """Run each sequence that is free; with `wait`, until those that other processes run are finished, too."""
-        left = list(sequences)
+        left, store, progress = list(sequences), self.writer.store, self.writer.progress
         while left:
             held = [sequence for sequence in left if not self.run(sequence)]
             if not wait:
                 return
-            left = unfinished_sequences(held, self.store)
+            left = unfinished(held, store)
             if left and len(left) == len(held):
                 if announce:
-                    self.progress.note(f"waiting for cells that another process runs: {sum(len(c.keys) for c in left)}")
+                    progress.note(f"waiting for cells that another process runs: {sum(len(c.keys) for c in left)}")
                 announce = False
-                self.progress.advance(0)
-                self.store.heartbeat()
+                progress.advance(0)
+                store.heartbeat()
                 time.sleep(POLL_SECONDS)
 
     def run(self, sequence: CellSequence) -> bool:
@@ -224,18 +208,18 @@ class CellRunner:
 
         An error of a cell is recorded, not raised; one of the store ends the run.
         """
-        wanted = self.store.claim_all(sequence.keys)
-        if not wanted:
+        left = list(self.writer.store.claim_all(sequence.keys))
+        if not left:
             return False
-        unfinished = list(wanted)
-        results = self.sequence_runner.results(sequence, _HeartbeatProgress(self, sequence.cost))
+        progress = _HeartbeatProgress(self.writer, sequence.cost)
+        results = run_sequence(self.experiment, sequence, self.provenance, progress)
         while True:
             try:
                 found = next(results, None)
             except _StoreError as outside:
                 raise outside.error from outside.error.__cause__
             except Exception as error:  # the other cells are still worth running
-                self.writer.fail(sequence, unfinished, failure_text(error))
+                self.writer.fail(sequence, left, failure_text(error))
                 if device_is_lost(error):
                     raise BackendError(
                         f"the device of this process is lost ({failure_text(error)[:80]}); the cells it had not begun "
@@ -244,9 +228,31 @@ class CellRunner:
                 return True
             if found is None:
                 return True
-            if found.key in unfinished:  # the others were recorded before, and ran again only to get here
+            if found.key in left:  # the others were recorded before, and ran again only to get here
                 self.writer.finish(sequence, found)
-                unfinished.remove(found.key)
+                left.remove(found.key)
+
+
+class _StoreError(Exception):
+    """An error of the store or of the progress display: it ends the run, and the cell did not fail."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _HeartbeatProgress(Silent):
+    """Progress of one sequence: renews its claims, and reports batches by their cost."""
+
+    def __init__(self, writer: CellWriter, cost: int) -> None:
+        self.writer, self.cost = writer, cost
+
+    def advance(self, n: int = 1) -> None:
+        try:
+            self.writer.store.heartbeat()
+            self.writer.progress.advance(n * self.cost)
+        except Exception as error:
+            raise _StoreError(error) from error
 
 
 def device_is_lost(error: Exception) -> bool:
@@ -260,34 +266,16 @@ def device_is_lost(error: Exception) -> bool:
     return False
 
 
-class _HeartbeatProgress(Silent):
-    """Progress of one sequence: renews its claims, and reports batches by their cost."""
-
-    def __init__(self, runner: CellRunner, cost: int) -> None:
-        self.runner, self.cost = runner, cost
-
-    def advance(self, n: int = 1) -> None:
-        try:
-            self.runner.store.heartbeat()
-            self.runner.progress.advance(n * self.cost)
-        except Exception as error:
-            raise _StoreError(error) from error
-
-
-def _check_measures(sequences: Sequence[CellSequence], store: ResultStore) -> None:
+def _check_measures(plan: ExperimentPlan, store: ResultStore) -> None:
     """Refuse finished cells without a requested measure: no finished cell is run again."""
-    wanted = {
-        key.digest: sequence.measures
-        for sequence in sequences
-        if any(sequence.measures.values())
-        for key in sequence.keys
-    }
+    wanted = {name: int(amount) for name in MEASURES if (amount := getattr(plan.config, name))}
     if not wanted:
         return
+    digests = {key.digest for key in plan.keys}
     cells, lacking = 0, set[str]()
-    for cell in store.results(lambda key: key.digest in wanted, history=False):
+    for cell in store.results(lambda key: key.digest in digests, history=False):
         had = json.loads(cell.provenance.config)
-        missing = {name for name, amount in wanted[cell.key.digest].items() if amount > had.get(name, 0)}
+        missing = {name for name, amount in wanted.items() if amount > had.get(name, 0)}
         cells += bool(missing)
         lacking |= missing
     if lacking:
@@ -295,11 +283,6 @@ def _check_measures(sequences: Sequence[CellSequence], store: ResultStore) -> No
             f"of the cells in '{store.path}', {cells} finished without this {' or '.join(sorted(lacking))}, "
             "and no finished cell is run again; give another store, or omit it"
         )
-
-
-def _ended(store: ResultStore) -> tuple[set[str], set[str]]:
-    """The digests of the finished and of the failed cells."""
-    return {key.digest for key in store.keys("done")}, {key.digest for key in store.keys("failed")}
 
 
 def failure_text(error: Exception) -> str:

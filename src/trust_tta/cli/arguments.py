@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tomllib
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from trust_tta.bench.config import RunConfig
     from trust_tta.schema import Schema
 
-# Metavars of flags that the default value does not determine.
-_KINDS = {
+# Metavars that the default value does not determine.
+_METAVARS = {
     "model.name": "NAME",
     "model.checkpoint": "FILE",
     "model.num_classes": "N",
@@ -60,7 +59,7 @@ def add_run_arguments(parser: ArgumentParser, *, results: bool = False) -> None:
             parser.add_argument(flag, type=setting, action="append", default=[], metavar="NAME=VALUE", help=text)
         elif key != "methods" and (results or key not in _RESULTS):
             shown = "" if default in (..., None) or "default" in text else f" (default {_written(default)})"
-            _add_flag(parser, flag_of(key), default, f"{text}{shown}".replace("`", "'"), kind=_KINDS.get(key))
+            _add_flag(parser, flag_of(key), default, f"{text}{shown}".replace("`", "'"), _METAVARS.get(key, ""))
     parser.add_argument("--small", action="store_true", help="run the configuration's section [small]")
 
 
@@ -111,28 +110,25 @@ def read_experiments(arguments: Namespace, **changes: Any) -> tuple[RunConfig, .
     return read_parts(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
 
 
-def _add_flag(parser: _ActionsContainer, flag: str, default: object, text: str, *, kind: str | None) -> None:
-    text = text.replace("%", "%%")
-    if isinstance(default, bool):
-        parser.add_argument(flag, action=BooleanOptionalAction, default=None, help=text)
-        return
-    types: dict[str, Callable[[str], Any]] = {"A,B": names_list, "N[,N]": integers, "N": int}
-    read = types.get(kind or "") or (type(default) if isinstance(default, int | float) else str)
-    metavar = kind or ("X" if read is float else "N" if read is int else "NAME")
-    parser.add_argument(flag, type=read, metavar=metavar, help=text)
-
-
 def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, but: type[Schema] | None = None) -> None:
     """A flag for every field of a schema `but` those of another; the schema checks all values at once."""
     for name in [name for name in schema.model_fields if but is None or name not in but.model_fields]:
         field = schema.model_fields[name]
-        flag, default = f"--{name.replace('_', '-')}", field.get_default()
+        default = field.get_default()
         text = f"{field.description} (default {_written(default)})"
-        if isinstance(default, bool):
-            parser.add_argument(flag, action=BooleanOptionalAction, default=None, help=text.replace("%", "%%"))
-        else:
-            kind = "A,B,C" if isinstance(default, tuple) else "NAME" if isinstance(default, str) else "N"
-            parser.add_argument(flag, type=value, metavar=kind, help=text.replace("%", "%%"))
+        metavar = "A,B,C" if isinstance(default, tuple) else "NAME" if isinstance(default, str) else "N"
+        _add_flag(parser, f"--{name.replace('_', '-')}", default, text, metavar)
+
+
+def _add_flag(parser: _ActionsContainer, flag: str, default: object, text: str, metavar: str) -> None:
+    """A flag whose value is read as TOML or as a list of names; its schema checks it."""
+    text = text.replace("%", "%%")
+    if isinstance(default, bool):
+        parser.add_argument(flag, action=BooleanOptionalAction, default=None, help=text)
+        return
+    metavar = metavar or ("X" if isinstance(default, float) else "N" if isinstance(default, int) else "NAME")
+    read = names_list if metavar == "A,B" else value if metavar in ("N", "X", "N[,N]", "A,B,C") else str
+    parser.add_argument(flag, type=read, metavar=metavar, help=text)
 
 
 def schema_values(arguments: Namespace, schema: type[Schema]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--methods", type=names_list, metavar="A,B", help="methods to run, with the options of the configuration")
     add_option_argument(parser)
     add("--processes", type=int, metavar="N", help="worker processes (default 1; with --engine ray, all CPUs)")
-    add_engine_arguments(parser)
+    add_engine_arguments(parser, task="cell")
     add("--retry-failed", action="store_true", help="run failed cells again")
     add("--list", action="store_true", help="show the cells and their state; run nothing")
     add("--export", metavar="FILE", help="write the cells to a .csv or .parquet file at the end")
@@ -50,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     use_passive_threads()
-    check_engine(arguments)
+    check_engine(arguments, "cpus", "gpus")
     if arguments.export:
         if Path(arguments.export).suffix not in (".csv", ".parquet"):
             raise ConfigError(f"--export {arguments.export}: the file must end in .csv or .parquet")

@@ -31,9 +31,7 @@ def run_parts(
     cells: list[Cell] = []
     refusals: Counter[str] = Counter()
     problems: list[str] = []
-    for config, ended in (
-        _run_parallel(parts, retry, engine, on_note) if engine else _run_in_turn(parts, retry, on_note)
-    ):
+    for config, ended in _run(parts, retry, engine, on_note):
         if isinstance(ended, TrustError):
             if len(parts) == 1:
                 raise ended
@@ -47,28 +45,25 @@ def run_parts(
     return cells, [f"{text} ({n} parts)" if n > 1 else text for text, n in refusals.items()] + problems
 
 
-def _run_in_turn(
-    parts: Sequence[RunConfig], retry: bool, on_note: Callable[[], None] | None
+def _run(
+    parts: Sequence[RunConfig], retry: bool, engine: SweepEngine | None, on_note: Callable[[], None] | None
 ) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
+    """The outcome of each experiment: run side by side by an engine, or one after the other in this process."""
+    if engine is not None:
+        with ProgressDisplay(on_note=on_note) as progress:
+            outcomes = sweep_parallel(parts, engine, retry=retry, progress=progress)
+        yield from zip(parts, outcomes, strict=True)
+        return
     for number, config in enumerate(parts, start=1):
         if len(parts) > 1:
             network = config.model.name or config.model.checkpoint
             say(f"part {number} of {len(parts)}: {network} on {config.data.dataset}, {config.stream.setting}")
-        ended: Outcome | TrustError
         try:
             with ResultStore(config.store) as store, ProgressDisplay(on_note=on_note) as progress:
-                ended = sweep(config, store, progress=progress, retry=retry)
+                ended: Outcome | TrustError = sweep(config, store, progress=progress, retry=retry)
         except REFUSALS as error:
             ended = error
         yield config, ended
-
-
-def _run_parallel(
-    parts: Sequence[RunConfig], retry: bool, engine: SweepEngine, on_note: Callable[[], None] | None
-) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
-    with ProgressDisplay(on_note=on_note) as progress:
-        ended = sweep_parallel(parts, engine, retry=retry, progress=progress)
-    yield from zip(parts, ended, strict=True)
 
 
 def export(cells: Sequence[Cell], path: Path) -> None:

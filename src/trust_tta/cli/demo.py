@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from importlib.resources import as_file, files
 
 from trust_tta.cli.arguments import use_passive_threads
 from trust_tta.cli.output import say, try_folder
@@ -15,7 +16,7 @@ EXAMPLES = """\
   trust-tta demo                       again: finished cells are not run twice"""
 
 KEPT = "finished cells are kept"
-MOST_PROCESSES = 8  # each loads PyTorch and the network
+MAX_PROCESSES = 8  # each loads PyTorch and the network
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,31 +30,34 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     use_passive_threads()
     out = try_folder("--out", arguments.out)
+    seeds, images = arguments.seeds, arguments.images
+    if (seeds is not None and seeds < 1) or (images is not None and not 2 <= images <= 2000):
+        raise ConfigError(f"--seeds {seeds} --images {images}: give 1 or more seeds and 2 to 2000 images")
     import torch
 
-    from trust_tta.bench.config import demo_configs
     from trust_tta.bench.environment import choose_device
+    from trust_tta.bench.parsing import read_parts
     from trust_tta.cli.cells import run_parts
     from trust_tta.cli.engines import local_engine
     from trust_tta.report.formats import verdict
     from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page
 
-    seeds, images = arguments.seeds, arguments.images
-    if (seeds is not None and seeds < 1) or (images is not None and not 2 <= images <= 2000):
-        raise ConfigError(f"--seeds {seeds} --images {images}: give 1 or more seeds and 2 to 2000 images")
-    parts = demo_configs(out, seeds=seeds, images=images, pixels=arguments.task == "segmentation")
-    config = parts[0]
-    data, count = config.data, len(config.stream.seeds)
+    changes = {"store": str(out / "results.sqlite"), "data": {"limit": images} if images else {}}
+    with as_file(files("trust_tta").joinpath("assets", f"demo_{arguments.task}.toml")) as path:
+        config, trust = read_parts(path, changes)
+    if seeds:
+        config = config.changed(stream=config.stream.changed(seeds=tuple(range(seeds))))
+    data = config.data
     images_of = "CIFAR-10 test images" if data.dataset == "sample" else "CamVid's test pictures"
     say(
         f"{config.model.checkpoint} on {images_of}: {', '.join(method.name for method in config.methods)}; "
-        f"{len(data.domains or ())} corruptions, {count} seeds, {data.limit} images each; "
+        f"{len(data.domains or ())} corruptions, {len(config.stream.seeds)} seeds, {data.limit} images each; "
         "trust, which costs most, with one seed"
     )
     # So small a network does not fill several cores, but it fills one: hence a process per core.
-    processes = min(MOST_PROCESSES, torch.get_num_threads()) if choose_device(config.device).type == "cpu" else 1
-    cells, problems = run_parts(list(parts), engine=local_engine(processes))
+    processes = min(MAX_PROCESSES, torch.get_num_threads()) if choose_device(config.device).type == "cpu" else 1
+    cells, problems = run_parts([config, trust], engine=local_engine(processes))
     page = out / "report.html"
     write_page(read_report(config.store), page)
     say(f"the report is {page.resolve()}")

@@ -15,51 +15,32 @@ if TYPE_CHECKING:
     from trust_tta.bench.processes import SweepEngine
     from trust_tta.distributed.sweeps import TaskResources
 
-ENGINES = ("local", "ray")
+
+def add_engine_arguments(parser: ArgumentParser, *, task: str = "") -> None:
+    """Flags for what runs the work, and where; for the resources of each `task`, if there are several."""
+    add = parser.add_argument
+    add("--engine", default="local", choices=("local", "ray"), metavar="NAME",
+        help="local (default), or ray: a Ray cluster")  # fmt: skip
+    head = "head of the Ray cluster, or auto for the one on this machine (default: start one here, on loopback)"
+    add("--address", metavar="HOST:PORT", help=head)
+    if task:
+        add("--cpus", type=int, metavar="N", help=f"CPUs, and threads, of a {task} on the cluster (default 1)")
+        shared = f"GPUs of a {task} on the cluster, such as 0.25 (default: 1 where it uses one)"
+        add("--gpus", type=float, metavar="X", help=shared)
 
 
-def add_cluster_arguments(parser: ArgumentParser) -> None:
-    """Flags for what runs the work, and where."""
-    parser.add_argument("--engine", default="local", metavar="NAME", help="local (default), or ray: a Ray cluster")
-    parser.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="head of the Ray cluster, or auto for the one on this machine (default: start one here, on loopback)",
-    )
-
-
-def add_engine_arguments(parser: ArgumentParser, *, task: str = "cell") -> None:
-    """The same, and flags for the resources of each task."""
-    add_cluster_arguments(parser)
-    parser.add_argument(
-        "--cpus", type=int, metavar="N", help=f"CPUs, and threads, of a {task} on the cluster (default 1)"
-    )
-    parser.add_argument(
-        "--gpus",
-        type=float,
-        metavar="X",
-        help=f"GPUs of a {task} on the cluster, such as 0.25 (default: 1 where it uses one)",
-    )
-
-
-def check_cluster(arguments: Namespace, *flags: str) -> None:
-    """Refuse an unknown engine, and flags of a cluster without one."""
-    if arguments.engine not in ENGINES:
-        raise ConfigError(f"--engine {arguments.engine} is unknown; give {' or '.join(ENGINES)}")
+def check_engine(arguments: Namespace, *flags: str) -> None:
+    """Refuse flags of a cluster without one, and impossible numbers, before PyTorch is loaded."""
     given = [flag for flag in ("address", *flags) if getattr(arguments, flag) is not None]
     if arguments.engine == "local" and given:
         raise ConfigError(f"--{given[0]} is for a cluster; add --engine ray, or omit it")
-
-
-def check_engine(arguments: Namespace) -> None:
-    """Everything that can be refused before PyTorch is loaded."""
-    check_cluster(arguments, "cpus", "gpus")
     for flag in ("processes", "cpus"):
-        number = getattr(arguments, flag)
+        number = getattr(arguments, flag, None)
         if number is not None and number < 1:
             raise ConfigError(f"--{flag} {number}: give 1 or more")
-    if arguments.gpus is not None and not 0 <= arguments.gpus <= 1024:
-        raise ConfigError(f"--gpus {arguments.gpus:g}: give 0 or more")
+    gpus = getattr(arguments, "gpus", None)
+    if gpus is not None and not 0 <= gpus <= 1024:
+        raise ConfigError(f"--gpus {gpus:g}: give 0 or more")
 
 
 def local_engine(processes: int) -> SweepEngine | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta.cli.arguments import add_network_arguments, use_passive_threads
-from trust_tta.cli.engines import add_cluster_arguments, check_cluster
+from trust_tta.cli.engines import add_engine_arguments, check_engine
 from trust_tta.cli.output import say, try_folder
 from trust_tta.errors import ConfigError
 
@@ -62,7 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--reference", metavar="FOLDER", help="clean images from which the alarms are calibrated, once per state")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, or auto (default auto)")
     add("--batch-size", type=int, metavar="N", help="largest number of images in a batch (default 32)")
-    add_cluster_arguments(parser)
+    add_engine_arguments(parser)
     add("--replicas", type=int, metavar="N", help="processes that share the streams (default 2)")
     add("--demo", action="store_true", help="replay images at itself: clean, fog, noise")
 
@@ -150,7 +150,7 @@ def _check(arguments: Namespace) -> None:
     resolve(arguments.method, METHODS, group="trust_tta.methods")
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port}: give a number from 0 to 65535")
-    check_cluster(arguments, "replicas")
+    check_engine(arguments, "replicas")
     if arguments.replicas is not None and not 1 <= arguments.replicas <= 1024:
         raise ConfigError(f"--replicas {arguments.replicas}: give a number from 1 to 1024")
     if arguments.engine != "local" and arguments.demo:

@@ -68,7 +68,7 @@ def run(arguments: Namespace) -> None:
     use_passive_threads()
     if arguments.size is not None and arguments.size < 8:
         raise ConfigError(f"--size {arguments.size}: give at least 8 pixels")
-    check_engine(arguments)
+    check_engine(arguments, "cpus", "gpus")
     recipe = read_recipe(arguments)
     targets = arguments.target.split(",") if arguments.target is not None else [None]
     several = len(targets) > 1 or arguments.engine != "local"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
@@ -17,14 +18,7 @@ from trust_tta.data.dataset import ArrayImages, Dataset, FileImages
 from trust_tta.data.fetch import CIFAR10_PINS
 from trust_tta.data.file_io import hash_array
 from trust_tta.data.images import check_image
-from trust_tta.data.loading import (
-    available_domains,
-    class_label,
-    domain_folder,
-    find_dataset,
-    open_dataset,
-    subfolders,
-)
+from trust_tta.data.loading import available_domains, domain_folder, find_dataset, open_dataset, subfolders
 from trust_tta.data.registry import DATASETS, DatasetSpec, find_spec
 from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.errors import DataError, TrustError, reason_of
@@ -33,10 +27,7 @@ from trust_tta.progress import SILENT, Progress
 Status: TypeAlias = Literal["ok", "warning", "error"]
 Note: TypeAlias = tuple[Status, str]
 
-# what a folder with an unknown name may hold, in the order in which they are tried
-_UNNAMED = (
-    "cifar10", "pacs", "imagenet-c", "imagenet", "imagenet-v2", "array-c", "folder-c", "camvid", "masks", "folder",
-)  # fmt: skip
+_UNNAMED = ("cifar10", "array-c", "folder-c", "masks", "folder")  # what a folder of another name is tried as, in turn
 _THREADS = 4
 _CHUNK = 256
 
@@ -66,24 +57,26 @@ def check_root(
     if not root.is_dir():
         return [Finding("error", "", root, "is not a folder; give the folder that holds your data sets")]
     present = find_present(root)
-    findings: list[Finding] = []
-    for spec, _ in present:
-        findings += check_dataset(spec.name, root, thorough=thorough, classes=classes, progress=progress)
+    findings = [
+        finding
+        for spec, _ in present
+        for finding in check_dataset(spec.name, root, thorough=thorough, classes=classes, progress=progress)
+    ]
     if not present:
         names = ", ".join(spec.folders[0] for spec in DATASETS if spec.folders)
         findings.append(Finding("error", "", root, f"holds no data set; known folders are {names}, in any spelling"))
-    names_of = {fold_name(name): spec for spec in DATASETS for name in spec.folders}
-    if fold_name(root.resolve().name) in names_of or any(folder == root for _, folder in present):
-        return findings
+    specs = {fold_name(name): spec for spec in DATASETS for name in spec.folders}
+    if fold_name(root.resolve().name) in specs or any(folder == root for _, folder in present):
+        return findings  # the folders inside are parts of the data set
     for child in subfolders(root):
-        named = names_of.get(fold_name(child.name))
+        spec = specs.get(fold_name(child.name))
         if any(folder.is_relative_to(child) for _, folder in present):
             continue
-        if named is None:
+        if spec is None:
             findings.append(Finding("warning", "", child, "is not a known data set; skipped"))
         else:
-            missing = f"has none of its files; {named.name} wants {named.wanted}"
-            findings.append(Finding("error", named.name, child, missing))
+            missing = f"has none of its files; {spec.name} wants {spec.wanted}"
+            findings.append(Finding("error", spec.name, child, missing))
     return findings
 
 
@@ -99,13 +92,14 @@ def check_dataset(
     spec, root, findings = find_spec(name), Path(root), list[Finding]()
     folder = root if spec.layout == "python" else find_dataset(spec, root) or root
     opened: dict[str, Dataset] = {}
-    for domain, severity in _parts(spec, root, folder):
-        part = domain if severity is None else f"{domain}/{severity}"
-        try:
-            opened[part] = open_dataset(name, root, domain=domain, severity=severity or 5)
-        except (OSError, TrustError) as error:
-            optional = any(known.name == domain and not known.target for known in spec.domains)
-            findings.append(Finding("warning" if optional else "error", name, folder, f"{part}: {error}"))
+    for domain in available_domains(name, root, held_out=True):
+        for severity in _severities(spec, folder, domain):
+            part = domain if severity is None else f"{domain}/{severity}"
+            try:
+                opened[part] = open_dataset(name, root, domain=domain, severity=severity or 5)
+            except (OSError, TrustError) as error:
+                optional = any(known.name == domain and not known.target for known in spec.domains)
+                findings.append(Finding("warning" if optional else "error", name, folder, f"{part}: {error}"))
     present = {part.partition("/")[0] for part in opened} | {f.message.partition(":")[0] for f in findings}
     for missing in (d.name for d in spec.domains if spec.folders and d.target and d.name not in present):
         findings.append(Finding("warning", name, folder, f"{missing} is missing"))
@@ -118,53 +112,35 @@ def check_dataset(
             found = f"{len(dataset)} images in {len(dataset.class_names)} classes"
             findings.append(Finding("ok", name, folder, f"{part}: {found}"))
     if classes is not None and opened:
-        status, message = _compare_classes(next(iter(opened.values())), classes)
-        findings.append(Finding(status, name, folder, message))
+        dataset = next(iter(opened.values()))
+        try:
+            match = match_classes(dataset.class_names, classes, data=dataset.name)
+        except TrustError as error:
+            return [*findings, Finding("error", name, folder, str(error))]
+        part = f"are {len(match.outputs)} of the network's {len(classes)}" if match.is_subset else "are the network's"
+        matched = f"its {len(match.outputs)} classes {part}" + ("" if match.is_identity else ", matched by name")
+        findings.append(Finding("ok", name, folder, matched))
     return findings
 
 
 def find_present(root: Path) -> list[tuple[DatasetSpec, Path]]:
     """The data sets under `root` by the names of their folders; without any, what `root` itself holds."""
-    named = []
-    for spec in DATASETS:
-        own = {fold_name(name) for name in spec.folders}
-        near = any(fold_name(folder.name) in own for folder in (root.resolve(), *subfolders(root)))
-        folder = find_dataset(spec, root) if near else None
-        if folder is not None:
-            named.append((spec, folder))
-    if named:
-        return named
-    for spec in map(find_spec, _UNNAMED):
-        folder = find_dataset(spec, root)
-        if folder is not None and _is_whole(spec, folder):
-            return [(spec, folder)]
-    return []
+    folders = {fold_name(folder.name) for folder in (root.resolve(), *subfolders(root))}
+    named = [spec for spec in DATASETS if not folders.isdisjoint(map(fold_name, spec.folders))]
+    found = [(spec, folder) for spec in named if (folder := find_dataset(spec, root)) is not None]
+    own = ((spec, folder) for spec in map(find_spec, _UNNAMED) if (folder := find_dataset(spec, root)) is not None)
+    return found or [*islice(own, 1)]
 
 
-def _is_whole(spec: DatasetSpec, folder: Path) -> bool:
-    """Whether a folder of another name has all classes of the data set, so that it is not just some image folder."""
-    if spec.layout != "domains" or spec.class_folders == "sorted":
-        return True
-    places = [domain_folder(spec, folder, domain) for domain in spec.domains]
-    found = [place for place in places if place is not None]
-    if spec.class_folders == "named" and len(found) < len(places):
-        return False
-    if spec.class_folders == "number-or-wnid" and folder in found:
-        return False  # any data set may have numbers for class folders
-    return all({class_label(spec, c.name) for c in subfolders(f)} == set(range(spec.classes)) for f in found)
-
-
-def _parts(spec: DatasetSpec, root: Path, folder: Path) -> Iterator[tuple[str, int | None]]:
-    """The domains of a data set that are on disk, and their severities where these are folders."""
-    for name in available_domains(spec.name, root, held_out=True):
-        severities: list[int | None] = [None]
-        if spec.layout == "array-c":
-            severities = [(recorded_severities(folder) or (None,))[-1]]  # labels of all severities are compared
-        elif spec.layout == "folder-c":
-            known = next((domain for domain in spec.domains if domain.name == name), None)
-            place = folder / name if known is None else domain_folder(spec, folder, known)
-            severities = [int(child.name) for child in subfolders(place or folder) if child.name in "12345"]
-        yield from ((name, severity) for severity in severities)
+def _severities(spec: DatasetSpec, folder: Path, name: str) -> list[int | None]:
+    """The severities of a domain that are folders; of an array, the last, since all have the same labels."""
+    if spec.layout == "array-c":
+        return [(recorded_severities(folder) or (None,))[-1]]
+    if spec.layout != "folder-c":
+        return [None]
+    known = next((domain for domain in spec.domains if domain.name == name), None)
+    place = folder / name if known is None else domain_folder(spec, folder, known)
+    return [int(child.name) for child in subfolders(place or folder) if child.name in "12345"]
 
 
 def _check_content(spec: DatasetSpec, dataset: Dataset, folder: Path) -> Iterator[Note]:
@@ -185,16 +161,6 @@ def _check_content(spec: DatasetSpec, dataset: Dataset, folder: Path) -> Iterato
     if len(empty := np.setdiff1d(wanted, dataset.labels)):
         names = ", ".join(dataset.class_names[label] for label in empty[:5])
         yield "warning", f"{len(empty)} of {len(wanted)} classes have no images, such as {names}"
-
-
-def _compare_classes(dataset: Dataset, network: Sequence[str]) -> Note:
-    names = dataset.class_names
-    try:
-        match = match_classes(names, network, data=dataset.name)
-    except TrustError as error:
-        return "error", str(error)
-    part = f"are {len(names)} of the network's {len(network)}" if match.is_subset else "are the network's"
-    return "ok", f"its {len(names)} classes {part}" + ("" if match.is_identity else ", matched by name")
 
 
 def _check_images(dataset: Dataset, part: str, *, thorough: bool, progress: Progress) -> Iterator[tuple[Path, str]]:

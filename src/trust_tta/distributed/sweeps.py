@@ -20,20 +20,22 @@ from typing import Any, TypeAlias
 import torch
 
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.experiment import CellSequence, Experiment, fingerprints
-from trust_tta.bench.processes import REFUSALS, PlannedExperiment
+from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, fingerprints
+from trust_tta.bench.processes import REFUSALS
 from trust_tta.bench.sweep import (
     POLL_SECONDS,
     CellWriter,
     FinishedCell,
-    SequenceRunner,
+    check_sequence,
     failure_text,
-    unfinished_sequences,
+    provenance_of,
+    run_sequence,
+    unfinished,
 )
 from trust_tta.distributed.cluster import versions
 from trust_tta.errors import ConfigError, DataError, TrustError, one_line
 from trust_tta.progress import SILENT, Progress
-from trust_tta.results.record import CellKey
+from trust_tta.results.record import CellKey, Provenance
 from trust_tta.results.store import ResultStore
 
 MAX_ATTEMPTS = 8  # at a sequence whose workers die: one that never fits into memory must come to an end
@@ -82,29 +84,29 @@ class ExperimentPayload:
     """An experiment as it is sent to a worker: once, however many of its sequences run there."""
 
     config: RunConfig  # with absolute paths
-    planned: PlannedExperiment
+    plan: ExperimentPlan
     versions: Mapping[str, str]
 
 
-def run_sequence(payloads: list[Any], number: int, threads: int) -> Iterator[Outcome]:
+def run_task(payloads: list[Any], number: int, threads: int) -> Iterator[Outcome]:
     """Run the sequence with this number as a task. `payloads` holds a reference, resolved once per worker process."""
     torch.set_num_threads(threads)
     try:
-        runner = _open(payloads[0])
-        sequence = runner.experiment.plan.sequences[number]
-        _check_data(runner.experiment, sequence)
-        runner.check(sequence)
+        experiment, provenance = _open(payloads[0])
+        sequence = experiment.plan.sequences[number]
+        _check_data(experiment, sequence)
+        check_sequence(experiment, sequence)
     except REFUSALS as error:
         yield error
         return
     try:
-        yield from runner.results(sequence)
+        yield from run_sequence(experiment, sequence, provenance)
     except Exception as error:  # the other sequences are still worth running
         yield failure_text(error)
 
 
 @lru_cache(maxsize=1)
-def _open(reference: Any) -> SequenceRunner:
+def _open(reference: Any) -> tuple[Experiment, Provenance]:
     import ray
 
     payload: ExperimentPayload = ray.get(reference)
@@ -114,19 +116,18 @@ def _open(reference: Any) -> SequenceRunner:
     ]
     if other:
         raise ConfigError(f"a worker has {', '.join(other)}; install the same versions on every node")
-    recorded = payload.planned.config.to_json()
-    return SequenceRunner(Experiment(payload.config, plan=payload.planned.plan), recorded=recorded)
+    experiment = Experiment(payload.config, plan=payload.plan)
+    return experiment, provenance_of(experiment, payload.plan.config)
 
 
 def _check_data(experiment: Experiment, sequence: CellSequence) -> None:
     """Refuse images other than those that the keys of the sequence name."""
-    config, cells = experiment.config, experiment.domains_of(sequence)
-    found = list(fingerprints(config, cells, experiment.plan.preprocessing))
-    if found != [key.fingerprint for key in sequence.keys]:
+    data, cells = experiment.config.data, experiment.domains_of(sequence)
+    if list(fingerprints(experiment.plan, cells)) != [key.fingerprint for key in sequence.keys]:
         names = ", ".join(dict.fromkeys(cell.name for cell in cells))
         raise DataError(
-            f"the images of {config.data.dataset} ({names}) on a worker differ from those of the driver; "
-            f"put the same files under {config.data.root} on every node"
+            f"the images of {data.dataset} ({names}) on a worker differ from those of the driver; "
+            f"put the same files under {data.root} on every node"
         )
 
 
@@ -143,7 +144,7 @@ class _SequenceTask:
 
 
 def run_on_cluster(
-    experiments: Mapping[int, PlannedExperiment],
+    plans: Mapping[int, ExperimentPlan],
     *,
     ray: ModuleType,
     resources_per_task: TaskResources,
@@ -154,9 +155,9 @@ def run_on_cluster(
     """Run experiments on the cluster that `ray` is connected to; returns the errors of those that could not run."""
     del sequences  # the number of workers is that of the cluster
     with ExitStack() as stack:
-        paths = dict.fromkeys(each.config.store for each in experiments.values())
+        paths = dict.fromkeys(plan.config.store for plan in plans.values())
         stores = {path: stack.enter_context(ResultStore(path)) for path in paths}
-        driver = _Driver(ray, experiments, stores, resources_per_task, progress)
+        driver = _Driver(ray, plans, stores, resources_per_task, progress)
         try:
             driver.run(max_tasks)
         finally:
@@ -171,25 +172,25 @@ class _Driver:
     def __init__(
         self,
         ray: ModuleType,
-        experiments: Mapping[int, PlannedExperiment],
+        plans: Mapping[int, ExperimentPlan],
         stores: Mapping[str, ResultStore],
         resources_per_task: TaskResources,
         progress: Progress,
     ) -> None:
-        self.ray, self.experiments, self.progress = ray, experiments, progress
+        self.ray, self.plans, self.progress = ray, plans, progress
         self.resources_per_task = resources_per_task
-        self.stores = {number: stores[each.config.store] for number, each in experiments.items()}
+        self.stores = {number: stores[plan.config.store] for number, plan in plans.items()}
         self.writers = {
-            number: CellWriter(each.config, each.plan, self.stores[number], progress, prefix=each.prefix)
-            for number, each in experiments.items()
+            number: CellWriter(plan, self.stores[number], progress, several=len(plans) > 1)
+            for number, plan in plans.items()
         }
-        self.payloads = {number: ray.put(make_payload(each)) for number, each in experiments.items()}
+        self.payloads = {number: ray.put(make_payload(plan)) for number, plan in plans.items()}
         self.refused: dict[int, TrustError] = {}
         self.running: dict[Any, _SequenceTask] = {}  # by the generator of their outcomes
         self.waiting: deque[tuple[int, int]] = deque()
         self.claimed_elsewhere: set[tuple[int, int]] = set()
         options = {"num_cpus": resources_per_task.cpus, "num_gpus": resources_per_task.gpus}
-        self.task = ray.remote(**options, num_returns="streaming", max_retries=MAX_ATTEMPTS - 1)(run_sequence)
+        self.task = ray.remote(**options, num_returns="streaming", max_retries=MAX_ATTEMPTS - 1)(run_task)
 
     def run(self, max_tasks: int | None) -> None:
         self.waiting.extend(self._unsettled())
@@ -212,13 +213,13 @@ class _Driver:
                 store.heartbeat()
 
     def _unsettled(self) -> Iterator[tuple[int, int]]:
-        for number, each in self.experiments.items():
+        for number, plan in self.plans.items():
             if number not in self.refused:
-                left = {id(sequence) for sequence in unfinished_sequences(each.plan.sequences, self.stores[number])}
-                yield from ((number, i) for i, sequence in enumerate(each.plan.sequences) if id(sequence) in left)
+                left = {id(sequence) for sequence in unfinished(plan.sequences, self.stores[number])}
+                yield from ((number, i) for i, sequence in enumerate(plan.sequences) if id(sequence) in left)
 
     def _sequence(self, number: int, index: int) -> CellSequence:
-        return self.experiments[number].plan.sequences[index]
+        return self.plans[number].sequences[index]
 
     def _submit_tasks(self, max_tasks: int) -> None:
         while self.waiting and len(self.running) < max_tasks:
@@ -267,17 +268,14 @@ class _Driver:
             self.ray.cancel(task, force=True)
 
 
-def make_payload(planned: PlannedExperiment) -> ExperimentPayload:
+def make_payload(plan: ExperimentPlan) -> ExperimentPayload:
     """The experiment with paths that hold in a process that runs in another folder."""
-    data, plan = planned.config.data, planned.plan
+    data = plan.config.data
     given = {name: getattr(data, name) for name in ("root", "images", "labels")}
     absolute = {name: path and os.path.abspath(path) for name, path in given.items()}
     checkpoints = {d: replace(c, file=c.file and Path(os.path.abspath(c.file))) for d, c in plan.checkpoints.items()}
-    return ExperimentPayload(
-        planned.config.changed(data=data.changed(**absolute)),
-        replace(planned, plan=replace(plan, checkpoints=checkpoints)),
-        versions(),
-    )
+    config = plan.config.changed(data=data.changed(**absolute))
+    return ExperimentPayload(config, replace(plan, checkpoints=checkpoints), versions())
 
 
 def worker_error(error: Exception) -> TrustError:

@@ -1,39 +1,40 @@
-"""Charts as PDF and SVG figures for papers, drawn by matplotlib in the page's colors and markers."""
+"""Charts as PDF and SVG figures for papers: the page's drawings in its light colors, drawn by matplotlib."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
+from xml.etree.ElementTree import Element
 
 from trust_tta.atomic import replacing
 from trust_tta.optional import require
-from trust_tta.report.chart import Chart, Point, split_outliers
+from trust_tta.report import svg
+from trust_tta.report.chart import Chart
 from trust_tta.report.charts import paper_charts
 from trust_tta.report.model import Report, Variant
+from trust_tta.report.theme import OUTLINES, Marker, Style, named_styles
 
 Axes: TypeAlias = Any  # of matplotlib
 
-MARKERS = {
+PIXELS_PER_INCH = 100.0
+INK, SOFT, FAINT, ACCENT = "#1d2026", "#596070", "#e6e3dc", "#24557f"
+MARKERS: dict[Marker, str] = {
     "circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v",
     "left": "<", "plus": "P", "cross": "X", "star": "*", "right": ">", "pentagon": "p", "hexagon": "H", "thin": "d",
 }  # fmt: skip
-STYLE = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e8e6e1",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 7.5,
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-    "svg.hashsalt": "trust-tta",
+LINES: dict[str, dict[str, Any]] = {
+    "grid": {"color": FAINT, "linewidth": 0.7},
+    "rail": {"color": FAINT, "linewidth": 0.7},
+    "whisker": {"linewidth": 0.9, "alpha": 0.55},
+    "diagonal": {"color": SOFT, "linewidth": 0.7, "linestyle": "--"},
+    "frontier": {"color": SOFT, "linewidth": 0.8, "linestyle": "--"},
+    "trail": {"linewidth": 1.0, "alpha": 0.55},
+    "curve": {"linewidth": 1.3},
 }
+DASHES = {"v0": "-", "v1": "--", "v2": ":", "v3": "-."}
+STYLE = {"font.size": 8, "svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "trust-tta"}
 
 
 def write_figures(report: Report, folder: str | os.PathLike[str]) -> list[Path]:
@@ -53,116 +54,81 @@ def write_figures(report: Report, folder: str | os.PathLike[str]) -> list[Path]:
 def save(stem: Path, chart: Chart) -> list[Path]:
     """One chart as `<stem>.pdf` and `<stem>.svg`."""
     matplotlib, figures = (require(name, extra="figures") for name in ("matplotlib", "matplotlib.figure"))
-    rows, columns = max(len(chart.rows), len(chart.categories)), len(chart.categories)
-    sizes = {
-        "dots": (5.5, max(0.3, 0.03 * len(chart.series)) * rows + 1.2),
-        "scatter": (5.2, 3.2),
-        "lines": (5.2, 3.2),
-        "heatmap": (0.42 * columns + 1.4, 0.4 * len(chart.rows) + 1.0),
-    }
-    draw = {"dots": _dots, "scatter": _scatter, "lines": _lines, "heatmap": _heatmap}
+    drawing = svg.draw(chart)
+    width, height = map(float, drawing.attrib["viewBox"].split()[2:])
     with matplotlib.rc_context(STYLE):
-        figure = figures.Figure(figsize=sizes[chart.kind], layout="constrained")
-        draw[chart.kind](figure.add_subplot(), chart)
+        figure = figures.Figure(figsize=(width / PIXELS_PER_INCH, height / PIXELS_PER_INCH))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set(xlim=(0, width), ylim=(height, 0))
+        axes.axis("off")
+        _draw(axes, drawing, 0.0)
+        for order, artist in enumerate(axes.get_children()):
+            artist.set_zorder(order)
+        if chart.rows_of == "domain":  # on the page its buttons are the legend
+            keys = [_legend_key(axes, series.variant) for series in chart.series]
+            figure.legend(handles=keys, ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
         files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("pdf", "svg")]
         for file in files:
             metadata = {"CreationDate": None} if file.suffix == ".pdf" else {"Date": None}
             with replacing(file) as temporary:
-                figure.savefig(temporary, format=file.suffix[1:], metadata=metadata)
+                figure.savefig(temporary, format=file.suffix[1:], metadata=metadata, bbox_inches="tight")
     return files
 
 
-def _dots(axes: Axes, chart: Chart) -> None:
-    shown = [s for s in chart.series if s.points]
-    for i, series in enumerate(shown):
-        offset = 0.7 * ((i + 0.5) / len(shown) - 0.5) if chart.rows_of == "domain" else 0.0
-        rows = [point.x + offset for point in series.points]
-        values = [chart.shown(point.y) for point in series.points]
-        style = {"linestyle": "none", "elinewidth": 0.6, **_marker(series.variant, 4)}
-        axes.errorbar(values, rows, xerr=_errors(chart, series.points), **style)
-    axes.set_yticks(range(len(chart.categories)), chart.categories, fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xlabel(chart.y_label)
-    if chart.rows_of == "domain":
-        axes.figure.legend(ncols=min(6, len(shown)), loc="outside upper center")
+def _draw(axes: Axes, shape: Element, down: float) -> None:
+    """One element of a drawing, moved down, and those inside."""
+    get, classes = shape.attrib.get, shape.attrib.get("class", "").split()
+    style = next((named_styles()[name] for name in classes if name in named_styles()), None)
+    if shape.tag == "line":
+        ends = [float(get(name, "")) for name in ("x1", "x2", "y1", "y2")]
+        axes.plot(ends[:2], [end + down for end in ends[2:]], **_line_style(classes, style))
+    elif shape.tag == "path" and "mark" in classes:
+        x, y, size = map(float, re.findall(r"-?[\d.]+", get("transform", "")))
+        letter = next(MARKERS[name] for name, outline in OUTLINES.items() if outline == get("d"))
+        axes.plot(x, y + down, letter, **_marker_style(style, size, hollow="hollow" in classes))
+    elif shape.tag == "path":
+        for piece in get("d", "").split("M")[1:]:
+            points = [tuple(map(float, point.split())) for point in piece.split("L")]
+            axes.plot([x for x, _ in points], [y + down for _, y in points], **_line_style(classes, style))
+    elif shape.tag == "text":
+        _write(axes, shape, classes, style, down)
+    elif shape.tag == "rect":
+        patches = require("matplotlib.patches", extra="figures")
+        x, y, width, height = (float(get(name, "")) for name in ("x", "y", "width", "height"))
+        fill = style.light if style else ACCENT, float(get("opacity") or get("fill-opacity") or 1)
+        edge = {"edgecolor": INK, "linewidth": 1.2} if "framed" in classes else {"linewidth": 0}
+        axes.add_patch(patches.Rectangle((x, y + down), width, height, facecolor=fill, **edge))
+    moved = re.search(r"translate\(0 (\S+)\)", get("transform", ""))
+    for inner in shape:
+        _draw(axes, inner, down + (float(moved[1]) if moved else 0.0))
 
 
-def _scatter(axes: Axes, chart: Chart) -> None:
-    for series in chart.series:
-        (point,) = series.points
-        style = {"linestyle": "none", "elinewidth": 0.6, **_marker(series.variant, 7)}
-        axes.errorbar(point.x, chart.shown(point.y), yerr=_errors(chart, series.points), **style)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    _cut_outliers(axes, chart)
-    axes.set_xlabel(chart.x_label)
-    axes.set_ylabel(chart.y_label)
-    axes.figure.legend(loc="outside right upper")
+def _marker_style(style: Style | None, size: float, *, hollow: bool) -> dict[str, Any]:
+    color = style.light if style else INK
+    return {"markersize": 1.2 * size, "color": color, "markerfacecolor": "white" if hollow else color}
 
 
-def _lines(axes: Axes, chart: Chart) -> None:
-    for series in chart.series:
-        few = len(series.points) <= 16
-        style = _marker(series.variant, 5) if few else {"color": series.variant.style.light}
-        style |= {"linestyle": ("-", "--", ":", "-.")[min(series.variant.number, 3)], "label": series.variant.name}
-        x, y = [point.x for point in series.points], [chart.shown(point.y) for point in series.points]
-        axes.errorbar(x, y, yerr=_errors(chart, series.points), elinewidth=0.6, **style)
-    if chart.x_scale == "doubling":
-        ticks = sorted({point.x for series in chart.series for point in series.points})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    if chart.categories:
-        axes.set_xticks(range(len(chart.categories)), chart.categories, rotation=35, ha="right")
-    else:
-        _cut_outliers(axes, chart)
-    axes.set_xlabel(chart.x_label)
-    axes.set_ylabel(chart.y_label)
-    if len(chart.series) > 6:
-        axes.figure.legend(loc="outside right upper")
-    else:
-        axes.legend()
+def _legend_key(axes: Axes, variant: Variant) -> Any:
+    style = variant.style
+    look = _marker_style(style, 5.0, hollow=style.hollow)
+    return axes.plot([], [], MARKERS[style.shape(variant.number)], label=variant.name, **look)[0]
 
 
-def _heatmap(axes: Axes, chart: Chart) -> None:
-    grid = chart.heatmap
-    if grid is None:
-        return
-    axes.pcolormesh(grid.shades, cmap="Blues_r", vmin=-0.1, vmax=1.3)
-    for i, row in enumerate(grid.values):
-        for j, value in enumerate(row):
-            color = "white" if grid.shades[i][j] < 0.45 else "black"
-            weight = "bold" if (i, j) in grid.framed else "normal"
-            where = {"ha": "center", "va": "center", "fontsize": 6}
-            axes.text(j + 0.5, i + 0.5, f"{value:.2f}", color=color, weight=weight, **where)
-    axes.set_xticks([j + 0.5 for j in range(len(chart.categories))], chart.categories, rotation=60, fontsize=7)
-    axes.set_yticks([i + 0.5 for i in range(len(chart.rows))], chart.rows)
-    axes.invert_yaxis()
-    axes.grid(visible=False)
+def _line_style(classes: list[str], style: Style | None) -> dict[str, Any]:
+    found = LINES[classes[0]] | ({"color": style.light} if style else {})
+    return found | ({"linestyle": DASHES[classes[-1]]} if classes[-1] in DASHES else {})
 
 
-def _cut_outliers(axes: Axes, chart: Chart) -> None:
-    """Cut the vertical axis above series that would compress the others, and say so."""
-    kept, outliers = split_outliers(chart.series)
-    if outliers:
-        values = [chart.shown(p.y) for s in kept for p in s.points if math.isfinite(p.y)]
-        margin = 0.08 * (max(values) - min(values))
-        axes.set_ylim(min(values) - margin, max(values) + margin)
-        names = ", ".join(s.variant.name for s in outliers)
-        axes.set_title(f"below the frame: {names}", fontsize=7, loc="right")
-
-
-def _errors(chart: Chart, points: Sequence[Point]) -> list[float] | None:
-    """Half-widths of the intervals, or None without any."""
-    found = [0.0 if point.error is None else chart.shown(point.error) for point in points]
-    return found if any(found) else None
-
-
-def _marker(variant: Variant, size: float) -> dict[str, Any]:
-    color = variant.style.light
-    return {
-        "marker": MARKERS[variant.style.shape(variant.number)],
-        "markersize": size,
-        "color": color,
-        "markerfacecolor": "white" if variant.style.hollow else color,
-        "label": variant.name,
-    }
+def _write(axes: Axes, shape: Element, classes: list[str], style: Style | None, down: float) -> None:
+    x, y, content = float(shape.attrib["x"]), float(shape.attrib["y"]), (shape.text or "").replace("$", r"\$")
+    turned = re.match(r"rotate\((\S+) ", shape.attrib.get("transform", ""))
+    axes.text(
+        x,
+        y + down,
+        content,
+        ha={"middle": "center", "end": "right"}.get(shape.attrib.get("text-anchor", ""), "left"),
+        rotation=-float(turned[1]) if turned else 0,
+        rotation_mode="anchor",
+        fontsize=6.5 if "heat-text" in classes else None,
+        color=style.light if style else SOFT if {"tick", "axis"} & set(classes) else INK,
+    )

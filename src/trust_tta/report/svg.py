@@ -1,11 +1,14 @@
-"""Charts as SVG text for the page. Colors come from its style sheet; its pickers hide by data-s and data-d."""
+"""Charts as SVG, for the page and, drawn again by `figures`, for papers.
+
+Colors come from the page's style sheet; its pickers hide by data-s (method) and data-d (domain).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
+from xml.etree.ElementTree import Element, tostring
 
 from trust_tta.report.chart import Chart, Point, Series, split_outliers
 from trust_tta.report.model import Variant
@@ -17,11 +20,12 @@ from trust_tta.results.record import BINS
 WIDTH = 560
 LANE = 8.5  # pixels between markers that would overlap
 MARKER = 11.0  # width of a marker in pixels
+MAX_MARKED = 16  # points of a curve with a marker at each
 
 
 @dataclass(frozen=True)
-class Box:
-    """An occupied rectangle: left and right edge, and the baseline of a line of text."""
+class Label:
+    """The place of a text: left and right edge, and the baseline."""
 
     left: float
     right: float
@@ -85,29 +89,34 @@ def number(x: float) -> str:
     return "0" if text == "-0" else text
 
 
-def tick_text(x: float) -> str:
-    """A tick's number in at most six digits."""
-    return f"{x:.6g}"
+def element(name: str, attributes: Mapping[str, object], *children: Element) -> Element:
+    """One element; an attribute that is None or empty is left out."""
+    kept = {
+        k: number(v) if isinstance(v, float) else safe(str(v)) for k, v in attributes.items() if v not in (None, "")
+    }
+    made = Element(name, kept)
+    made.extend(children)
+    return made
 
 
-def element(name: str, attributes: dict[str, object], *children: str) -> str:
-    """One element; attribute values are escaped, children are taken as they are; None leaves an attribute out."""
-    shown = ((k, number(v) if isinstance(v, float) else safe(str(v))) for k, v in attributes.items() if v is not None)
-    opening = "".join([name, *(f' {k}="{escape(v)}"' for k, v in shown)])
-    return f"<{opening}>{''.join(children)}</{name}>" if children else f"<{opening}/>"
+def group(children: Sequence[Element], **attributes: object) -> Element:
+    return element("g", {name.replace("_", "-"): value for name, value in attributes.items()}, *children)
 
 
-def text(x: float, y: float, content: str, *, anchor: str = "start", role: str = "") -> str:
-    """Escaped text at (x, y)."""
-    attributes: dict[str, object] = {"x": x, "y": y, "text-anchor": anchor if anchor != "start" else None}
-    return element("text", {**attributes, "class": role or None}, escape(safe(content)))
-
-
-def line(x1: float, y1: float, x2: float, y2: float, role: str) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, role: str) -> Element:
     return element("line", {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "class": role})
 
 
-def path(points: Sequence[tuple[float, float]], role: str, *, tip: str = "", values: Sequence[str] = ()) -> str:
+def text(x: float, y: float, content: str, *, anchor: str = "start", role: str = "", angle: int = 0) -> Element:
+    """Text whose baseline begins, ends or has its middle at (x, y)."""
+    turned = f"rotate({angle} {number(x)} {number(y)})" if angle else None
+    anchored = anchor if anchor != "start" else None
+    made = element("text", {"x": x, "y": y, "text-anchor": anchored, "class": role, "transform": turned})
+    made.text = safe(content)
+    return made
+
+
+def path(points: Sequence[tuple[float, float]], role: str, *, tip: str = "", values: Sequence[str] = ()) -> Element:
     """A polyline, interrupted at NaN; `values` are the tooltips of its points."""
     steps: list[str] = []
     tips: list[str] = []
@@ -119,13 +128,20 @@ def path(points: Sequence[tuple[float, float]], role: str, *, tip: str = "", val
             pen = "L"
         else:
             pen = "M"
-    tooltip = {"data-tip": tip or None, "data-at": ";".join(tips) or None}
-    return element("path", {"d": "".join(steps), "class": role, **tooltip}) if steps else ""
+    return element("path", {"d": "".join(steps), "class": role, "data-tip": tip, "data-at": ";".join(tips)})
+
+
+def marker(variant: Variant, x: float, y: float, *, size: float = 5.0, tip: str = "") -> Element:
+    """The marker of a variant with its tooltip."""
+    role = f"mark {css_class(variant.method)}{' hollow' if variant.style.hollow else ''}"
+    transform = f"translate({number(round(x, 1))} {number(round(y, 1))}) scale({number(size)})"
+    outline = OUTLINES[variant.style.shape(variant.number)]
+    return element("path", {"d": outline, "transform": transform, "class": role, "data-tip": tip})
 
 
 def document(
-    height: float, title: str, *parts: str, width: float = WIDTH, role: str = "", step: float | None = None
-) -> str:
+    height: float, title: str, children: Sequence[Element], *, width: float = WIDTH, role: str = "", step: float = 0.0
+) -> Element:
     """A whole drawing; `step` is the height of its rows, which the page may hide."""
     attributes: dict[str, object] = {
         "xmlns": "http://www.w3.org/2000/svg",
@@ -134,53 +150,48 @@ def document(
         "role": "img",
         "aria-label": title,
         "font-size": 12,
-        "data-step": step,
+        "data-step": step or None,
     }
-    return element("svg", attributes, *parts)
-
-
-def bottom_axis(scale: Scale, y: float, top: float, title: str) -> str:
-    """Grid lines, numbers and title of the horizontal axis."""
-    grid = [line(scale(t), top, scale(t), y, "grid") for t in scale.ticks]
-    texts = [text(scale(t), y + 16, tick_text(t), anchor="middle", role="tick") for t in scale.ticks]
-    middle = (scale.start + scale.end) / 2
-    return "".join([*grid, *texts, text(middle, y + 34, title, anchor="middle", role="axis")])
-
-
-def left_axis(scale: Scale, x: float, right: float, title: str) -> str:
-    """Grid lines, numbers and title (above the axis) of the vertical axis."""
-    grid = [line(x, scale(t), right, scale(t), "grid") for t in scale.ticks]
-    texts = [text(x - 6, scale(t) + 4, tick_text(t), anchor="end", role="tick") for t in scale.ticks]
-    return "".join([*grid, *texts, text(8, min(scale.start, scale.end) - 10, title, role="axis")])
-
-
-def marker(variant: Variant, place: tuple[float, float], *, size: float = 5.0, tip: str = "") -> str:
-    """The marker of a variant with its tooltip."""
-    x, y = (number(round(v, 1)) for v in place)
-    role = f"mark {css_class(variant.method)}{' hollow' if variant.style.hollow else ''}"
-    outline, transform = OUTLINES[variant.style.shape(variant.number)], f"translate({x} {y}) scale({number(size)})"
-    return element("path", {"d": outline, "transform": transform, "class": role, "data-tip": tip or None})
-
-
-def render(chart: Chart) -> str:
-    """A chart as an SVG element."""
-    renderers = {
-        "dots": _dots,
-        "scatter": _scatter,
-        "lines": _lines,
-        "reliability": _reliability,
-        "heatmap": _heatmap,
-    }
-    return renderers[chart.kind](chart)
+    return element("svg", attributes, *children)
 
 
 def legend_key(variant: Variant) -> str:
     """The marker of a variant alone, for a button or a table row."""
-    drawn = marker(variant, (9, 9), size=5.5)
-    return element("svg", {"viewBox": "0 0 18 18", "class": "key", "aria-hidden": "true"}, drawn)
+    attributes = {"viewBox": "0 0 18 18", "class": "key", "aria-hidden": "true"}
+    return tostring(element("svg", attributes, marker(variant, 9, 9, size=5.5)), encoding="unicode")
 
 
-def _dots(chart: Chart) -> str:
+def render(chart: Chart) -> str:
+    """A chart as SVG text."""
+    return tostring(draw(chart), encoding="unicode")
+
+
+def draw(chart: Chart) -> Element:
+    """A chart as a tree of SVG elements."""
+    kinds = {"dots": _dots, "scatter": _scatter, "lines": _lines, "reliability": _reliability, "heatmap": _heatmap}
+    return kinds[chart.kind](chart)
+
+
+def bottom_axis(scale: Scale, y: float, top: float, title: str) -> list[Element]:
+    """Grid lines, numbers and title of the horizontal axis."""
+    grid = [line(scale(t), top, scale(t), y, "grid") for t in scale.ticks]
+    texts = [text(scale(t), y + 16, tick_text(t), anchor="middle", role="tick") for t in scale.ticks]
+    return [*grid, *texts, text((scale.start + scale.end) / 2, y + 34, title, anchor="middle", role="axis")]
+
+
+def left_axis(scale: Scale, x: float, right: float, title: str) -> list[Element]:
+    """Grid lines, numbers and title (above the axis) of the vertical axis."""
+    grid = [line(x, scale(t), right, scale(t), "grid") for t in scale.ticks]
+    texts = [text(x - 6, scale(t) + 4, tick_text(t), anchor="end", role="tick") for t in scale.ticks]
+    return [*grid, *texts, text(8, min(scale.start, scale.end) - 10, title, role="axis")]
+
+
+def tick_text(x: float) -> str:
+    """A tick's number in at most six digits."""
+    return f"{x:.6g}"
+
+
+def _dots(chart: Chart) -> Element:
     """Rows of dots on one scale, side by side where they would overlap; the page may hide rows."""
     left, top = min(max(128.0, 6.4 * max(map(len, chart.categories), default=0) + 12), 236.0), 8.0
     points = [(s.variant, p) for s in chart.series for p in s.points if math.isfinite(p.y)]
@@ -190,26 +201,27 @@ def _dots(chart: Chart) -> str:
     crowd = max((lane for row in lanes for lane in row), default=0) + 1
     step = max(min(max(330 / max(len(rows), 1), 25.0), 46.0), min(LANE * crowd + 12, 70.0))
     pitch = min(LANE, (step - 12) / crowd)
-    bottom, drawn = top + step * len(rows), []
+    bottom, drawn = top + step * len(rows), list[Element]()
     for i, (name, row) in enumerate(zip(chart.categories, rows, strict=True)):
-        place: dict[str, object] = {"class": "row", "transform": f"translate(0 {number(top + step * i)})"}
-        place |= {"data-d": i} if chart.rows_of == "domain" else {}
-        place |= {"data-s": row[0][0].index} if chart.rows_of == "method" and row else {}
-        middle, marks = step / 2 - pitch * max(lanes[i], default=0) / 2, []
+        hidden_by = {"data_d": i} if chart.rows_of == "domain" else {}
+        hidden_by = {"data_s": row[0][0].index} if chart.rows_of == "method" and row else hidden_by
+        shapes: list[Element] = [
+            line(left, step, WIDTH - 8.0, step, "rail"),
+            text(left - 6, step / 2 + 4, shortened(name, int(left / 6.2)), anchor="end", role="label"),
+        ]
+        middle = step / 2 - pitch * max(lanes[i], default=0) / 2
         for (variant, point), lane in zip(row, lanes[i], strict=True):
-            y = middle + pitch * lane
-            bar = _interval(chart, variant, point, scale, at=y, horizontal=True)
-            on = "" if name == variant.name else f" on {name}"
+            y, on = middle + pitch * lane, "" if name == variant.name else f" on {name}"
             tip = f"{variant.name}{on}: {_value(chart, point)}"
-            marks.append(_of(variant, bar + marker(variant, (scale(chart.shown(point.y)), y), tip=tip)))
-        rule = line(left, step, WIDTH - 8.0, step, "rail")
-        label = text(left - 6, step / 2 + 4, shortened(name, int(left / 6.2)), anchor="end", role="label")
-        drawn.append(element("g", place, rule, label, *marks))
-    axis = element("g", {"class": "under"}, bottom_axis(scale, bottom, top - 900, chart.y_label))
-    return document(bottom + 42, chart.title, axis, *drawn, role="dots", step=step)
+            bar = _interval(chart, variant, point, scale, at=y, horizontal=True)
+            shapes.append(_of(variant, *bar, marker(variant, scale(chart.shown(point.y)), y, tip=tip)))
+        place = {"class": "row", "transform": f"translate(0 {number(top + step * i)})"}
+        drawn.append(group(shapes, **place, **hidden_by))
+    axis = group(bottom_axis(scale, bottom, top - 900, chart.y_label), **{"class": "under"})
+    return document(bottom + 42, chart.title, [axis, *drawn], role="dots", step=step)
 
 
-def _scatter(chart: Chart) -> str:
+def _scatter(chart: Chart) -> Element:
     """Values against a cost, with the Pareto front; points are named where there is room."""
     height, left, top = 400.0, 44.0, 26.0
     bottom, right = height - 42, WIDTH - 96.0
@@ -222,35 +234,31 @@ def _scatter(chart: Chart) -> str:
         twins = sum(abs(u - x(other.points[0].x)) < 1 for other in series[: len(places)])
         places[s.variant.label] = (u + 5.0 * (twins % 6), y(chart.shown(s.points[0].y)))
     front = pareto_front(series, key=lambda s: (s.points[0].x, s.points[0].y))
-    marks = []
+    shapes = bottom_axis(x, bottom, top - 4, chart.x_label) + left_axis(y, left, right + 8, chart.y_label)
+    shapes.append(path([places[s.variant.label] for s in front], "frontier"))
+    for variants in chart.connected:
+        joined = [places[v.label] for v in variants if v.label in places]
+        shapes += [path(joined, f"trail {css_class(variants[0].method)}")] if len(joined) > 1 else []
     for s in series:
-        place, point = places[s.variant.label], s.points[0]
+        (u, v), point = places[s.variant.label], s.points[0]
         tip = f"{s.variant.name}: {_value(chart, point)} at {point.x:.4g} {chart.x_label}"
-        bar = _interval(chart, s.variant, point, y, at=place[0])
-        marks.append(_of(s.variant, bar + marker(s.variant, place, size=6, tip=tip)))
-    joined = [[places[v.label] for v in variants if v.label in places] for variants in chart.connected]
-    lines = [
-        path(p, f"trail {css_class(vs[0].method)}") for p, vs in zip(joined, chart.connected, strict=True) if p[1:]
-    ]
-    taken = [Box(u - 7, u + 7, v + 4) for u, v in places.values()]  # no name covers a marker
-    taken += [Box(left, right, bottom - 6)] if outliers else []
-    names = []
+        bar = _interval(chart, s.variant, point, y, at=u)
+        shapes.append(_of(s.variant, *bar, marker(s.variant, u, v, size=6, tip=tip)))
+    taken = [Label(u - 7, u + 7, v + 4) for u, v in places.values()]  # no name covers a marker
+    taken += [Label(left, right, bottom - 6)] if outliers else []
     for s in sorted(series, key=lambda s: (s.variant.number > 0, places[s.variant.label][1])):
         u, v = places[s.variant.label]
         width = 6.4 * len(s.variant.short())
         start = u + 10 if u + 10 + width <= WIDTH - 2 else u - 10 - width
         baseline = free_baseline(start, width, v + 4, taken, top=top + 4, bottom=bottom + 8)
         if baseline is not None:
-            taken.append(Box(start, start + width, baseline))
-            role = f"name {css_class(s.variant.method)}"
-            names.append(_of(s.variant, text(start, baseline, s.variant.short(), role=role)))
-    axes = bottom_axis(x, bottom, top - 4, chart.x_label) + left_axis(y, left, right + 8, chart.y_label)
-    front_line = path([places[s.variant.label] for s in front], "frontier")
-    note = _outlier_note(chart, outliers, left + 12, bottom - 6)
-    return document(height, chart.title, axes, front_line, *lines, *marks, *names, note)
+            taken.append(Label(start, start + width, baseline))
+            name = text(start, baseline, s.variant.short(), role=f"name {css_class(s.variant.method)}")
+            shapes.append(_of(s.variant, name))
+    return document(height, chart.title, [*shapes, *_outlier_note(chart, outliers, left + 12, bottom - 6)])
 
 
-def _lines(chart: Chart) -> str:
+def _lines(chart: Chart) -> Element:
     """Curves over numbers or categories; curves over categories are never left out."""
     named = bool(chart.categories)
     height, left, top, right = 300.0 + (58 if named else 20), 44.0, 26.0, WIDTH - 104.0
@@ -261,76 +269,76 @@ def _lines(chart: Chart) -> str:
     if chart.x_scale == "doubling":
         x = replace(log_scale(across, left + 8, right), ticks=tuple(sorted(set(across))))
     y = linear_scale(_extent(chart, series), bottom - (18 if outliers else 0), top)
-    base = bottom_axis(x, bottom, top, chart.x_label)
-    if named:
-        base = "".join(_slanted(x(float(i)), bottom + 14, name, -38) for i, name in enumerate(chart.categories))
-    parts = [base, left_axis(y, left, right + 4, chart.y_label)]
+    shapes = [] if named else bottom_axis(x, bottom, top, chart.x_label)
+    shapes += [_slanted(x(float(i)), bottom + 14, name, -38) for i, name in enumerate(chart.categories)]
+    shapes += left_axis(y, left, right + 4, chart.y_label)
     for i, s in enumerate(series):
         # intervals of several curves are moved to the left, so that they do not overlap
-        bars = [_interval(chart, s.variant, p, y, at=x(p.x) - 3.0 * i) for p in s.points]
-        parts.append(_of(s.variant, "".join(bars) + _curve(chart, s, x, y)))
+        bars = [bar for p in s.points for bar in _interval(chart, s.variant, p, y, at=x(p.x) - 3.0 * i)]
+        shapes.append(_of(s.variant, *bars, *_curve(chart, s, x, y)))
     labeled = sorted(series, key=lambda s: (s.variant.number > 0, -s.mean))[: int((bottom - top) / 11)]
     ends = [next((p.y for p in reversed(s.points) if math.isfinite(p.y)), math.nan) for s in labeled]
     wanted = [y(chart.shown(end)) if math.isfinite(end) else bottom for end in ends]
     for s, place in zip(labeled, spread_labels(wanted, 12.5, top, bottom), strict=True):
-        label = text(right + 10, place + 4, s.variant.short(17), role=f"name {css_class(s.variant.method)}")
-        parts.append(_of(s.variant, label))
-    return document(height, chart.title, *parts, _outlier_note(chart, outliers, left + 12, bottom - 6))
+        role = f"name {css_class(s.variant.method)}"
+        shapes.append(_of(s.variant, text(right + 10, place + 4, s.variant.short(17), role=role)))
+    return document(height, chart.title, [*shapes, *_outlier_note(chart, outliers, left + 12, bottom - 6)])
 
 
-def _curve(chart: Chart, series: Series, x: Scale, y: Scale) -> str:
-    """The line of a series, with a marker at each point if there are at most 16."""
+def _curve(chart: Chart, series: Series, x: Scale, y: Scale) -> list[Element]:
+    """The line of a series, with a marker at each point if there are few."""
     variant, points = series.variant, series.points
     places = [(x(p.x), y(chart.shown(p.y))) for p in points]
     at = [chart.categories[int(p.x)] if chart.categories else tick_text(p.x) for p in points]
-    role = f"curve {css_class(variant.method)} v{min(variant.number, 3)}"
     values = [f"{_value(chart, p)} at {where}" for p, where in zip(points, at, strict=True)]
-    if len(points) > 16:
-        return path(places, role, tip=variant.name, values=values)
+    role = f"curve {css_class(variant.method)} v{min(variant.number, 3)}"
+    if len(points) > MAX_MARKED:
+        return [path(places, role, tip=variant.name, values=values)]
     marks = [
-        marker(variant, place, size=4, tip=f"{variant.name}: {value}")
-        for place, value in zip(places, values, strict=True)
-        if all(map(math.isfinite, place))
+        marker(variant, u, v, size=4, tip=f"{variant.name}: {value}")
+        for (u, v), value in zip(places, values, strict=True)
+        if math.isfinite(u) and math.isfinite(v)
     ]
-    return path(places, role) + "".join(marks)
+    return [path(places, role), *marks]
 
 
-def _reliability(chart: Chart) -> str:
+def _reliability(chart: Chart) -> Element:
     """Accuracy by confidence and the diagonal; paler bars stand for fewer samples."""
     size, left, top = 190.0, 30.0, 8.0
     bottom, right = size - 34, size - 8
     x, y = Scale(0, 1, left, right, (0.0, 0.5, 1.0)), Scale(0, 1, bottom, top, (0.0, 0.5, 1.0))
+    width = x(1 / BINS) - x(0) - 1
     bars = []
     for s in chart.series:
         for p in s.points:
-            box: dict[str, object] = {"x": x(p.x - 0.5 / BINS) + 0.5, "y": y(p.y), "width": x(1 / BINS) - x(0) - 1}
-            box |= {"height": y(0) - y(p.y), "opacity": p.weight, "class": f"bar {css_class(s.variant.method)}"}
-            bars.append(element("rect", {**box, "data-tip": _value(chart, p)}))
+            box = {"x": x(p.x - 0.5 / BINS) + 0.5, "y": y(p.y), "width": width, "height": y(0) - y(p.y)}
+            look = {"opacity": p.weight, "class": f"bar {css_class(s.variant.method)}", "data-tip": _value(chart, p)}
+            bars.append(element("rect", {**box, **look}))
     axes = bottom_axis(x, bottom, top, chart.x_label) + left_axis(y, left, right, "")
     diagonal = line(x(0), y(0), x(1), y(1), "diagonal")
-    return document(size, chart.title, axes, *bars, diagonal, width=size, role="small")
+    return document(size, chart.title, [*axes, *bars, diagonal], width=size, role="small")
 
 
-def _heatmap(chart: Chart) -> str:
+def _heatmap(chart: Chart) -> Element:
     """Shaded cells with their values; rows and columns are named."""
     grid = chart.heatmap
     if grid is None:
-        return document(1, chart.title)
+        return document(1, chart.title, [])
     left, top, width, height = max(96.0, 7.0 * max(map(len, chart.rows)) + 12), 46.0, 34.0, 26.0
     right, bottom = left + width * len(chart.categories), top + height * len(chart.rows)
-    parts = []
+    shapes: list[Element] = []
     for i, values in enumerate(grid.values):
         y = top + height * i
-        parts.append(text(left - 8, y + height / 2 + 4, chart.rows[i], anchor="end", role="label"))
+        shapes.append(text(left - 8, y + height / 2 + 4, chart.rows[i], anchor="end", role="label"))
         for j, value in enumerate(values):
             if math.isfinite(value):
                 x, role = left + width * j, "heat framed" if (i, j) in grid.framed else "heat"
-                box: dict[str, object] = {"x": x + 1, "y": y + 1, "width": width - 2, "height": height - 2}
-                box |= {"fill-opacity": 0.85 - 0.75 * grid.shades[i][j], "class": role}
-                parts.append(element("rect", {**box, "data-tip": f"{chart.categories[j]}: {value:.4f}"}))
-                parts.append(text(x + width / 2, y + 17, f"{value:.2f}", anchor="middle", role="heat-text"))
-    parts += [_slanted(left + width * (j + 0.5), top - 6, name, -50) for j, name in enumerate(chart.categories)]
-    return document(bottom + 8, chart.title, *parts, width=right + 8, role="wide")
+                look = {"fill-opacity": 0.85 - 0.75 * grid.shades[i][j], "class": role}
+                box = {"x": x + 1, "y": y + 1, "width": width - 2, "height": height - 2, **look}
+                shapes.append(element("rect", {**box, "data-tip": f"{chart.categories[j]}: {value:.4f}"}))
+                shapes.append(text(x + width / 2, y + 17, f"{value:.2f}", anchor="middle", role="heat-text"))
+    shapes += [_slanted(left + width * (j + 0.5), top - 6, name, -50) for j, name in enumerate(chart.categories)]
+    return document(bottom + 8, chart.title, shapes, width=right + 8, role="wide")
 
 
 def spread_labels(places: Sequence[float], gap: float, top: float, bottom: float) -> list[float]:
@@ -351,7 +359,7 @@ def spread_labels(places: Sequence[float], gap: float, top: float, bottom: float
 
 
 def free_baseline(
-    left: float, width: float, baseline: float, taken: Sequence[Box], *, top: float, bottom: float
+    left: float, width: float, baseline: float, taken: Sequence[Label], *, top: float, bottom: float
 ) -> float | None:
     """The nearest baseline between `top` and `bottom` at which a text overlaps nothing in `taken`, or None."""
     for step in range(0, 28, 3):  # farther away, a name would not seem to belong to its point
@@ -391,29 +399,27 @@ def _value(chart: Chart, point: Point) -> str:
 
 def _interval(
     chart: Chart, variant: Variant, point: Point, scale: Scale, *, at: float, horizontal: bool = False
-) -> str:
+) -> list[Element]:
     """The interval of a value along `scale`, cut at the frame."""
     if point.error is None or not math.isfinite(point.error) or not math.isfinite(point.y):
-        return ""
+        return []
     first, last = sorted((scale.start, scale.end))
     ends = (scale(chart.shown(v)) for v in (point.y - point.error, point.y + point.error))
     low, high = (min(max(end, first - 8), last + 8) for end in ends)
     role = f"whisker {css_class(variant.method)}"
-    return line(low, at, high, at, role) if horizontal else line(at, low, at, high, role)
+    return [line(low, at, high, at, role) if horizontal else line(at, low, at, high, role)]
 
 
-def _outlier_note(chart: Chart, outliers: Sequence[Series], x: float, y: float) -> str:
+def _outlier_note(chart: Chart, outliers: Sequence[Series], x: float, y: float) -> list[Element]:
     named = ", ".join(f"{s.variant.name} {chart.text(s.mean)}" for s in outliers)
-    return text(x, y, f"↓ below the frame: {named}", role="tick") if outliers else ""
+    return [text(x, y, f"↓ below the frame: {named}", role="tick")] if outliers else []
 
 
-def _slanted(x: float, y: float, name: str, angle: int) -> str:
+def _slanted(x: float, y: float, name: str, angle: int) -> Element:
     """A tilted name that ends (angle above -45) or begins at its place."""
-    place: dict[str, object] = {"x": x, "y": y, "transform": f"rotate({angle} {number(x)} {number(y)})"}
-    place |= {"class": "tick", "text-anchor": "end" if angle > -45 else "start"}
-    return element("text", place, escape(safe(shortened(name, 16))))
+    return text(x, y, shortened(name, 16), anchor="end" if angle > -45 else "start", role="tick", angle=angle)
 
 
-def _of(variant: Variant, content: str) -> str:
+def _of(variant: Variant, *shapes: Element) -> Element:
     """A group that the page hides with the method."""
-    return element("g", {"data-s": variant.index}, content)
+    return group(shapes, data_s=variant.index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -97,10 +98,15 @@ def css_class(method: str) -> str:
     return f"tone m-{method}" if method in STYLES else f"tone m-other{_other(method)}"
 
 
+@cache
+def named_styles() -> dict[str, Style]:
+    """The style behind each CSS class."""
+    return {f"m-{m}": s for m, s in STYLES.items()} | {f"m-other{i}": s for i, s in enumerate(OTHERS)}
+
+
 def palette_css() -> str:
     """CSS rules with the colors of every class: `--light` and `--dark` custom properties."""
-    named = [*((f"m-{m}", s) for m, s in STYLES.items()), *((f"m-other{i}", s) for i, s in enumerate(OTHERS))]
-    return "\n".join(f".{name} {{ --light: {s.light}; --dark: {s.dark}; }}" for name, s in named)
+    return "\n".join(f".{n} {{ --light: {s.light}; --dark: {s.dark}; }}" for n, s in named_styles().items())
 
 
 def _other(method: str) -> int:
