@@ -142,6 +142,6 @@ def test_clock_set_back_does_not_freeze_charts(tab: Tab, served: tuple[httpx.Cli
     told = "({...streams.get('left'), card: undefined, points: [[T, 0.25, 1, 1, 1, 1, 1]]})"
     for seconds in (1000, 1001):
         news = told.replace("T", str(seconds))
-        tab.evaluate(f"update({{removed: [], events: [], streams: [{news}]}}), draw()")
+        tab.evaluate(f"update({{now: {seconds}, names: ['left'], events: [], streams: [{news}]}}), draw()")
     assert tab.evaluate(f"{CARD}.querySelector('[data-chart=entropy] b').textContent") == "0.25"
     assert tab.evaluate("streams.get('left').points.length") == 2

@@ -13,20 +13,27 @@ const EVIDENCE = {
 const MOST_CARDS = 12, MOST_POINTS = 480, SPAN = 240, MOST_EVENTS = 60;
 const HEIGHT = 78, LEFT = 34, RIGHT = 4, BASE = 16; // pixels of a chart, beside and below it
 const DONE = { none: "noted", source: "back to the source", rollback: "rolled back", skip: "update undone", pause: "paused", resume: "resumed" };
+const PAUSE = 1000, PATIENCE = 10000, OVERLAP = 2; // milliseconds between two requests, and for one; seconds of news asked for twice
 const TINY = 1e-6; // what rounding leaves of a distance
 const SERIOUS = new Set(["rollback", "source", "pause", "skip"]);
 
 const streams = new Map();
-let events = [], received = false, token = sessionStorage.getItem("token") || "", fresh = true, scale = null, latest = 0;
+let events = [], received = false, token = sessionStorage.getItem("token") || "", scale = null, latest = 0, since = 0;
 const $ = (id) => document.getElementById(id);
 
-// Messages
+// News
 
-function listen() {
-  const source = new EventSource("live");
-  source.onopen = () => { fresh = true; connected(true); };
-  source.onerror = () => connected(false);
-  source.onmessage = (event) => { update(JSON.parse(event.data)); draw(); };
+async function poll() {
+  try {
+    const response = await fetch(`live?since=${since}`, { signal: AbortSignal.timeout(PATIENCE) });
+    if (!response.ok) throw new Error(response.statusText);
+    update(await response.json());
+    draw();
+    connected(true);
+  } catch (error) {
+    connected(false);
+  }
+  setTimeout(poll, PAUSE);
 }
 
 function connected(on) {
@@ -36,23 +43,20 @@ function connected(on) {
 
 function update(message) {
   received = true;
-  if (fresh) {
-    for (const stream of streams.values()) stream.card?.remove();
-    streams.clear();
-    events = [];
-    fresh = false;
-  }
-  for (const name of message.removed) {
-    streams.get(name)?.card?.remove();
+  since = message.now - OVERLAP;
+  for (const [name, stream] of streams) {
+    if (message.names.includes(name)) continue;
+    stream.card?.remove();
     streams.delete(name);
   }
   for (const stream of message.streams) {
-    const card = streams.get(stream.name)?.card, first = stream.points[0]?.[0];
-    const points = (streams.get(stream.name)?.points || []).filter((point) => !(point[0] > first)); // a clock may be set back
-    streams.set(stream.name, { ...stream, card, points: [...points, ...stream.points].slice(-MOST_POINTS) });
+    const had = streams.get(stream.name), first = stream.points[0]?.[0] ?? Infinity;
+    const points = (had?.points || []).filter((point) => point[0] < first);
+    streams.set(stream.name, { ...stream, card: had?.card, points: [...points, ...stream.points].slice(-MOST_POINTS) });
   }
   latest = Math.max(0, ...message.streams.map((s) => s.points.at(-1)?.[0] || 0)) || latest;
-  events = [...events, ...message.events].slice(-MOST_EVENTS);
+  const known = new Set(events.map((event) => event.id));
+  events = [...events, ...message.events.filter((event) => !known.has(event.id))].slice(-MOST_EVENTS);
 }
 
 // Drawing
@@ -300,4 +304,4 @@ $("theme").onclick = () => {
   localStorage.setItem("theme", document.documentElement.dataset.theme = dark ? "light" : "dark");
 };
 addEventListener("resize", () => scale && draw());
-listen();
+poll();
