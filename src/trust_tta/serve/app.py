@@ -249,6 +249,7 @@ class Api:
             version=__version__,
             calibrated=self.service.calibrated,
             note=self._note,
+            remarks=network.notes,
         )
         return Response(html, media_type="text/html", headers={"content-security-policy": POLICY})
 
