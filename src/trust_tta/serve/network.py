@@ -25,7 +25,7 @@ WARM_UP_IMAGES = 8
 
 @dataclass(frozen=True, eq=False)
 class NetworkInfo:
-    """The public description of a served network. `outputs`: the shape of one image's logits; `notes`: for its users."""
+    """The public description of a served network. `outputs`: shape of one image's logits; `notes`: for its users."""
 
     name: str
     method_name: str
