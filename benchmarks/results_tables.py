@@ -17,7 +17,6 @@ from pathlib import Path
 from trust_tta.atomic import replacing
 from trust_tta.report.formats import plain_table, to_markdown
 from trust_tta.report.model import Report, ResultGroup, read_report
-from trust_tta.report.published import load_published
 from trust_tta.report.significance import domain_seeds
 from trust_tta.report.summary import summarize
 from trust_tta.report.tables import (
@@ -97,7 +96,7 @@ def page(group: ResultGroup, config: Path) -> str:
     found = (
         difference_table(group),
         equal_cost_table(group),
-        cost_table(group, load_published()),
+        cost_table(group),
         calibration_table(group),
     )
     tables = [f"{table.caption}.\n\n{to_markdown(table)}" for table in found if table is not None]
