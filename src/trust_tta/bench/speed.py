@@ -6,26 +6,28 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from trust_tta.bench.environment import collect_provenance, now
 from trust_tta.bench.startup import startup_timings
 from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, float32_only, measure, refuse
+from trust_tta.errors import ConfigError
 from trust_tta.methods.registry import create_method
+from trust_tta.models.base import ScanNetwork
 from trust_tta.models.factory import create_model
+from trust_tta.models.ss2d import SS2D
 from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.functional import grouped_scan
 from trust_tta.ops.selfcheck import BackendCheck, check_backend
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results import canonical_json
-from trust_tta.schema import Count, Natural, Rate, Schema
 
 SCHEMA_VERSION = 1
+TRUST_ORDERS = 6  # by default
 NATIVE = {"cpu": "cpu", "cuda": "triton"}  # the backend that "auto" takes on a device
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
@@ -34,36 +36,50 @@ STARTUP_METHODS = ("model", "tent", "trust", "tide")  # on a CPU, TRUST and Tent
 Maker: TypeAlias = Callable[[nn.Module, Tensor], Iterator[Work]]
 
 
-class SpeedSettings(Schema):
+@dataclass(frozen=True, kw_only=True)
+class SpeedSettings:
     """The network and the sizes of a run; scans are measured at the largest batch size.
 
     `size` None: that of the network's preprocessing. `startup`: also time imports and first batches in new processes.
-    Each row is repeated `repeats` times at least and for `seconds` at least, after at most `warmups` calls.
     """
 
     model: str | None
-    batches: Annotated[tuple[Count, ...], Field(min_length=1)]
-    size: Annotated[int, Field(ge=16)] | None
-    dtypes: Annotated[tuple[Literal["float32", "bf16"], ...], Field(min_length=1)]
+    batches: tuple[int, ...]
+    size: int | None
+    dtypes: tuple[str, ...]
     checkpoint: str | None = None
-    classes: Count | None = None  # outputs of a network without a checkpoint
+    classes: int | None = None  # outputs of a network without a checkpoint
     startup: bool = False
-    repeats: Count = 3
-    seconds: Rate = 1.0
-    warmups: Natural = 6
+    limits: TimingLimits = TimingLimits()
 
-    @property
-    def limits(self) -> TimingLimits:
-        return TimingLimits(seconds=self.seconds, min_repeats=self.repeats, max_warmups=self.warmups)
+    def __post_init__(self) -> None:
+        checks = (
+            ("batch", self.batches, all(b >= 1 for b in self.batches), "whole numbers from 1 on"),
+            ("size", self.size, self.size is None or self.size >= 16, "at least 16 pixels"),
+            ("dtype", self.dtypes, all(d in DTYPES for d in self.dtypes), f"some of {', '.join(DTYPES)}"),
+            ("repeats", self.limits.min_repeats, self.limits.min_repeats >= 1, "at least 1"),
+            ("seconds", self.limits.seconds, self.limits.seconds >= 0, "at least 0"),
+        )
+        wrong = [
+            f"--{name} is {value} but must be {case}" for name, value, fits, case in checks if not fits or value == ()
+        ]
+        if wrong:
+            raise ConfigError("; ".join(wrong))
 
 
-def default_settings(device: torch.device, *, quick: bool = False) -> dict[str, Any]:
-    """The paper's network on a GPU, the shipped one on a CPU; `quick`: every part once, at tiny sizes."""
-    paper = {"model": "vmamba_tiny_s1l8_bn", "batches": (128, 1), "size": 224, "dtypes": ("float32", "bf16")}
-    shipped = {"model": "vmamba_nano", "batches": (64,), "size": 32, "dtypes": ("float32",)}
-    values: dict[str, Any] = {**(paper if device.type == "cuda" else shipped), "startup": not quick}
-    once = {"model": "vmamba_nano", "batches": (8,), "size": 16, "seconds": 0.0, "repeats": 1, "warmups": 0}
-    return values | once if quick else values
+def default_settings(device: torch.device) -> SpeedSettings:
+    """The defaults of each device: the paper's network on a GPU, the shipped one on a CPU."""
+    if device.type == "cuda":
+        return SpeedSettings(
+            model="vmamba_tiny_s1l8_bn", batches=(128, 1), size=224, dtypes=("float32", "bf16"), startup=True
+        )
+    return SpeedSettings(model="vmamba_nano", batches=(64,), size=32, dtypes=("float32",), startup=True)
+
+
+def quick(settings: SpeedSettings) -> SpeedSettings:
+    """A run of a few seconds that exercises every part once; its numbers mean nothing."""
+    limits = TimingLimits(seconds=0.0, min_repeats=1, max_warmups=0)
+    return replace(settings, model="vmamba_nano", batches=(8,), size=16, startup=False, limits=limits)
 
 
 def measure_speed(
@@ -79,7 +95,7 @@ def measure_speed(
     model = create_model(settings.model, checkpoint=settings.checkpoint, num_classes=settings.classes).to(device).eval()
     if settings.size is None:
         preprocessing = getattr(model, "preprocessing", None)
-        settings = settings.changed(size=preprocessing.size if preprocessing else 224)
+        settings = replace(settings, size=preprocessing.size if preprocessing else 224)
     checks = {name: check_backend(name, str(device)) for name in ("reference", NATIVE[device.type])}
     record = _describe(settings, model, device, checks)
     rows: list[Timing] = []
@@ -123,12 +139,12 @@ def _describe(
     settings: SpeedSettings, model: nn.Module, device: torch.device, checks: dict[str, BackendCheck]
 ) -> dict[str, Any]:
     """The record before its rows: environment, settings, checks of the backends."""
-    config = canonical_json(settings.model_dump())
+    config = canonical_json(asdict(settings))
     provenance = collect_provenance(device=device, dtype=",".join(settings.dtypes), config=config)
     return {
         "schema_version": SCHEMA_VERSION,
         "facts": {**asdict(provenance), "started": now()},
-        "settings": settings.model_dump(),
+        "settings": asdict(settings),
         "parity": {name: {**asdict(check), "passed": check.passed} for name, check in checks.items()},
         "network": {
             "name": settings.model or settings.checkpoint,
@@ -163,7 +179,8 @@ def make_cases(settings: SpeedSettings, model: nn.Module, *, device: torch.devic
     brief = replace(limits, seconds=limits.seconds / 4)
     # Seconds per pass on a GPU: a few repeats tell the ratio, and a whole step of TRUST takes minutes at 224 pixels.
     few = replace(brief, min_repeats=min(2, limits.min_repeats), max_seconds=5.0)
-    slow = ["forward", "forward and backward", *(["TRUST K=6 sequential"] if device.type == "cpu" else [])]
+    slow = ["forward", "forward and backward"]
+    slow += [f"TRUST K={order_count(model)} sequential"] if device.type == "cpu" else []
     cases = []
     for batch in settings.batches:
         for dtype in settings.dtypes:
@@ -172,10 +189,10 @@ def make_cases(settings: SpeedSettings, model: nn.Module, *, device: torch.devic
                     part="network", work=work, backend=NATIVE[device.type], dtype=dtype, batch=batch, size=size
                 )
                 cases.append(network_case(model, row, maker, limits))
-                if isinstance(model, VMamba) and work in slow and (batch, dtype) == (largest, "float32"):
+                if isinstance(model, ScanNetwork) and work in slow and (batch, dtype) == (largest, "float32"):
                     reference = replace(row, backend="reference")
                     cases.append(network_case(model, reference, maker, limits if device.type == "cpu" else few))
-    if isinstance(model, VMamba):
+    if isinstance(model, VMamba) and any(type(module) is SS2D for module in model.modules()):
         for shape in stage_shapes(model, batch=largest, size=size):
             for backend, dtype in [*((NATIVE[device.type], d) for d in settings.dtypes), ("reference", "float32")]:
                 cases += scan_cases(shape, backend=backend, dtype=dtype, device=device, limits=brief)
@@ -194,15 +211,22 @@ def network_steps(model: nn.Module, *, batch: int) -> dict[str, Maker]:
         "Tent": _method("tent"),
         "tide": _method("tide"),
     }
-    if isinstance(model, VMamba):
+    if orders := order_count(model):
         steps |= {
             "TRUST naive": _method("trust_naive"),
-            "TRUST K=6 sequential": _method("trust", mode="sequential"),
-            "TRUST K=6 parallel replicate": _method("trust", mode="replicate"),
+            f"TRUST K={orders} sequential": _method("trust", mode="sequential"),
+            f"TRUST K={orders} parallel replicate": _method("trust", mode="replicate"),
         }
         if batch > 1:
-            steps["TRUST K=6 parallel split"] = _method("trust", mode="split")
+            steps[f"TRUST K={orders} parallel split"] = _method("trust", mode="split")
     return steps
+
+
+def order_count(model: nn.Module) -> int:
+    """Number of scan orders that TRUST takes by default; 0 for networks that have none."""
+    if not isinstance(model, ScanNetwork) or model.order_free:
+        return 0
+    return min(TRUST_ORDERS, len(model.scan_orders))
 
 
 def network_case(model: nn.Module, timing: Timing, maker: Maker, limits: TimingLimits) -> Case:
@@ -213,12 +237,12 @@ def network_case(model: nn.Module, timing: Timing, maker: Maker, limits: TimingL
         images = torch.randn(timing.batch, 3, timing.size, timing.size, generator=torch.Generator().manual_seed(0)).to(
             next(model.parameters()).device
         )
-        if isinstance(model, VMamba):
+        if isinstance(model, ScanNetwork):
             model.set_scan_backend(timing.backend)
         try:
             yield from maker(model, images)
         finally:
-            if isinstance(model, VMamba):
+            if isinstance(model, ScanNetwork):
                 model.set_scan_backend("auto")
 
     return Case(timing=timing, prepare=prepare, limits=limits)
