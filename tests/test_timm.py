@@ -15,7 +15,7 @@ import trust_tta as tt
 from tests.docs.pages import DOCS, blocks
 from tests.libraries import import_timm
 from trust_tta.cli.main import main
-from trust_tta.errors import ConfigError
+from trust_tta.errors import ConfigError, TrustWarning
 from trust_tta.methods import gather_source_statistics
 from trust_tta.methods.features import features_and_logits
 from trust_tta.methods.parameters import select
@@ -398,6 +398,15 @@ def test_our_weights_come_through_our_reader() -> None:
     fresh: Any = timm.create_model("vmamba_nano", pretrained=True, num_classes=3)
     assert fresh.get_classifier().out_features == 3
     assert torch.equal(fresh.layers[0].blocks[0].op.Ds, made.layers[0].blocks[0].op.Ds)
+
+
+def test_the_license_of_our_weights_is_reported(tmp_path: Path) -> None:
+    made: Any = timm.create_model("mambavision_tiny", **SMALL["mambavision_tiny"])
+    file = tmp_path / "mambavision_tiny_1k.pth.tar"
+    torch.save(made.state_dict(), file)
+    with pytest.warns(TrustWarning, match="CC-BY-NC-SA-4.0, forbids commercial use"):
+        made.load_pretrained(str(file))
+    assert made.license == "CC-BY-NC-SA-4.0"
 
 
 def test_every_classifier_of_ours_is_registered() -> None:

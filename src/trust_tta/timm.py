@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
 from trust_tta.models.base import Orders, ScanNetwork
-from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.models.checkpoint import Checkpoint, set_license
 from trust_tta.models.config import NetworkConfig, UPerNetConfig
 from trust_tta.models.efficientvmamba import EfficientVMamba
 from trust_tta.models.groupmamba import GroupMamba
@@ -159,6 +159,7 @@ class TimmNetwork(ScanNetwork):
         head = found.num_classes == self.num_classes
         load_state(self, found.state, origin=found.origin, head=head)
         self.preprocessing, self.classes = found.preprocessing, found.classes if head else None
+        set_license(self, found.license, origin=found.origin)
 
     def no_weight_decay(self) -> set[str]:
         """Parameters without weight decay: all but the weights of projections and convolutions."""

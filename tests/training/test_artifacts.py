@@ -4,21 +4,23 @@ import json
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.training.samples import colored_images, tiny_network
 from trust_tta.data.dataset import array_dataset
 from trust_tta.data.registry import find_spec
-from trust_tta.errors import CheckpointError
-from trust_tta.models.checkpoint import Checkpoint, load_checkpoint
+from trust_tta.errors import CheckpointError, TrustWarning
+from trust_tta.models.checkpoint import Checkpoint, describe, load_checkpoint
 from trust_tta.models.pretrained import PRETRAINED
 from trust_tta.models.weights import read_weights
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import parse
 from trust_tta.training.artifacts import TrainingProvenance, export_model, model_card
 from trust_tta.training.data import TrainingData
-from trust_tta.training.recipe import TrainRecipe
+from trust_tta.training.recipe import FinetuneRecipe, TrainRecipe
+from trust_tta.training.runs import finetune
 
 
 def test_fp16_round_trip_is_rounding_only_and_statistics_are_whole(tmp_path: Path) -> None:
@@ -86,6 +88,20 @@ def test_the_description_comes_back(tmp_path: Path) -> None:
         "interpolation": "bicubic",
     }
     assert parse(TrainRecipe, json.loads(found["recipe"])) == recipe
+
+
+def test_a_finetuned_network_keeps_the_license_of_its_backbone(tmp_path: Path) -> None:
+    license, model = "CC-BY-NC-SA-4.0", tiny_network()
+    model.license, model.preprocessing = license, Preprocessing(size=8, resize=None, crop=False)
+    export_model(model, tmp_path / "backbone.safetensors", metadata=describe(model).to_metadata())
+    images, labels = colored_images(30)
+    dataset = array_dataset(images, labels, ("red", "green", "blue"), name="ours", domain="day")
+    data = TrainingData(find_spec("folder"), dataset, np.arange(24), np.arange(24, 30), "validation")
+    checkpoint = Checkpoint.open(tmp_path / "backbone.safetensors")
+    with pytest.warns(TrustWarning, match="forbids commercial use"):
+        tuned = finetune(checkpoint, data, recipe=FinetuneRecipe(epochs=1), out=tmp_path / "tuned")
+    assert Checkpoint.open(tuned.weights).license == license
+    assert f"License of the weights: {license}; that of the data: " in (tuned.folder / "card.md").read_text()
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:

@@ -91,8 +91,9 @@ class Checkpoint(ModelInfo):
         """
         _check_request(source, variant, fields)
         file = None if source is None else find_file(source)
-        weights = NO_WEIGHTS if file is None else read_weights(file, ema=ema)
         published = find_published(source, file)
+        ema = ema or (published is not None and published.is_average)
+        weights = NO_WEIGHTS if file is None else read_weights(file, ema=ema)
         if published is not None and str(source) == published.name:
             check_pretrained(published, cast(Path, file), weights.sha256)
             stated = published.info
@@ -124,7 +125,7 @@ class Checkpoint(ModelInfo):
             num_classes=count,
             classes=names if names and len(names) == count else None,
             preprocessing=_choose_preprocessing(preprocessing, stated, default, file),
-            license=weights.metadata.get("license") or (published.license if published else None),
+            license=_license_of(weights, published),
             file=file,
             sha256=weights.sha256 or state_digest(state),
             metadata=MappingProxyType(weights.metadata),
@@ -174,10 +175,10 @@ class Checkpoint(ModelInfo):
         count = next((each for each in counts if each is not None), None)
         if count is not None and (ours or count != self.num_classes):
             fields["num_classes"] = count
-        if ours:
-            self._check_size(VARIANTS[self.variant].override(fields))
-        network = build_network(self.variant, fields) if ours else _build_outside(self.variant, fields)
         try:
+            if ours:
+                self._check_size(VARIANTS[self.variant].override(fields))
+            network = build_network(self.variant, fields) if ours else _build_outside(self.variant, fields)
             load_state(network, self.state, origin=self.origin, head=head)
         except CheckpointError as error:
             found = matching_variants(read_weights(self.file, ema=self.ema).state) if ours and self.file else []
@@ -188,9 +189,8 @@ class Checkpoint(ModelInfo):
             ) from error
         known = cast(ScanNetwork, network)
         known.preprocessing, known.classes = self.preprocessing, self.classes if head else None
-        known.license, known.unchecked_batches = self.license, CHECKED_BATCHES
-        if self.license and "-NC" in self.license.upper():
-            _warn_of_license(self.origin, self.license)
+        known.unchecked_batches = CHECKED_BATCHES
+        set_license(network, self.license, origin=self.origin)
         return network.to(device).eval()
 
     def _check_size(self, config: NetworkConfig) -> None:
@@ -229,12 +229,14 @@ def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head
         load_state(model, _under_names_of(model, pick_state(source, origin=origin, ema=ema)), origin=origin, head=head)
         return model
     file = find_file(source)
-    weights = read_weights(file, ema=ema)
+    published = find_published(source, file)
+    weights = read_weights(file, ema=ema or (published is not None and published.is_average))
     stated = ModelInfo.from_metadata(weights.metadata, file)
     load_state(model, _under_names_of(model, weights.state), origin=f"'{file}'", head=head)
     if isinstance(model, ScanNetwork | UPerNet):
         model.preprocessing = stated.preprocessing or model.preprocessing
         model.classes = stated.classes if head else model.classes
+        set_license(model, _license_of(weights, published), origin=f"'{file}'")
     return model
 
 
@@ -305,6 +307,17 @@ def _find_variant(
             stacklevel=users_level(),
         )
     return found[0]
+
+
+def _license_of(weights: WeightsFile, published: Pretrained | None) -> str | None:
+    return weights.metadata.get("license") or (published.license if published else None)
+
+
+def set_license(network: nn.Module, license: str | None, *, origin: str) -> None:
+    """Set the license of the weights on a network; warn once where it forbids commercial use."""
+    cast(ScanNetwork, network).license = license
+    if license and "-NC" in license.upper():
+        _warn_of_license(origin, license)
 
 
 @cache

@@ -44,6 +44,11 @@ class Pretrained:
         return tuple(c.name for c in imagenet_classes())
 
     @property
+    def is_average(self) -> bool:
+        """Whether the accuracy is that of the moving average of the weights, as the name of the file says."""
+        return self.file.endswith("_ema.pth")
+
+    @property
     def info(self) -> ModelInfo:
         return ModelInfo(self.variant, NO_FIELDS, self.num_classes, self.classes, self.preprocessing, self.license)
 

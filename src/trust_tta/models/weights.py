@@ -172,7 +172,7 @@ def pick_state(content: object, *, origin: str, ema: bool = False) -> dict[str, 
         )
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{origin} holds a {type(content).__name__}, not a state dict; save model.state_dict()")
-    wanted = ("model_ema", "model") if ema else ("model", "state_dict", "model_ema")
+    wanted = ("model_ema", "model", "state_dict") if ema else ("model", "state_dict", "model_ema")
     for key in wanted:
         if isinstance(content.get(key), Mapping):
             content = content[key]

@@ -41,12 +41,15 @@ class TrainingProvenance:
     hashes: Mapping[str, str]  # sha256 by part; the first is that of the training images
     preprocessing: Preprocessing
     recipe: Mapping[str, Any]
+    license: str | None = None  # of the weights that training started from
 
     def metadata(self, accuracy: float) -> dict[str, str]:
         """The metadata of the weights file, from which the network can be rebuilt with its preprocessing."""
         classes = self.data.dataset.class_names
         return {
-            **ModelInfo(self.variant, self.overrides, len(classes), classes, self.preprocessing).to_metadata(),
+            **ModelInfo(
+                self.variant, self.overrides, len(classes), classes, self.preprocessing, self.license
+            ).to_metadata(),
             "recipe": json.dumps(dict(self.recipe)),
             "accuracy": f"{accuracy:.4f}",
             "data": self.data.description,
@@ -89,7 +92,7 @@ def write_network(
         record,
         name=folder.resolve().name,
         data=origin.data.description,
-        license=f"yours to choose; that of the data: {origin.data.spec.license}",
+        license=f"{origin.license or 'yours to choose'}; that of the data: {origin.data.spec.license}",
         measured_on=origin.data.measured_on,
         metric="mean IoU" if isinstance(origin.data, SegmentationTrainingData) else "top-1",
         how=how,

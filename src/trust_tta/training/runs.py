@@ -157,6 +157,7 @@ def finetune(
         hashes={f"{data.description} and what is held out": data.dataset.fingerprint},
         preprocessing=preprocessing,
         recipe=recipe.model_dump() | backbone,
+        license=checkpoint.license,
     )
     history, seconds = [{"epoch": i, "loss": x} for i, x in enumerate(result.losses)], time.perf_counter() - begun
     how = artifacts.FINETUNED
