@@ -16,8 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 from PIL import Image
 
+import trust_tta as tt
 from tests.report.browser import CHROMIUM, FLAGS
 from trust_tta.data.sample import load_sample
 from trust_tta.export import export_network
@@ -100,19 +103,45 @@ def browsing(profile: Path) -> Iterator[Browser]:
             process.stdout.close()
 
 
-def test_a_picture_is_classified(tmp_path: Path) -> None:
-    site = tmp_path / "site"
+@contextmanager
+def opened(folder: Path, network: Any) -> Iterator[Browser]:
+    """The page with an exported network."""
+    site = folder / "site"
     site.mkdir()
     for name in ("index.html", "app.js", "model.js", "vendor"):
         (site / name).symlink_to(EXAMPLE / name)
-    export_network("vmamba_nano_cifar10", "onnx", site / "network.onnx", pixels="uint8")
-    images, labels = load_sample()
-    picture = tmp_path / "ship.png"
-    Image.fromarray(images[np.flatnonzero(labels == 8)[0]]).save(picture)
-    with serving(site) as address, browsing(tmp_path / "profile") as browser:
+    export_network(network, "onnx", site / "network.onnx", pixels="uint8")
+    with serving(site) as address, browsing(folder / "profile") as browser:
         browser("POST", "/url", {"url": address})
         assert browser.wait_for("ready") == "yes", browser.text("#status")
+        yield browser
+
+
+def show(browser: Browser, folder: Path, pixels: NDArray[np.uint8]) -> str:
+    """The label that the page gives to a picture."""
+    picture = folder / "picture.png"
+    Image.fromarray(pixels).save(picture)
+    browser("POST", f"/element/{browser.find('#file')}/value", {"text": str(picture)})
+    return browser.wait_for("label")
+
+
+def test_a_picture_is_classified(tmp_path: Path) -> None:
+    images, labels = load_sample()
+    with opened(tmp_path, "vmamba_nano_cifar10") as browser:
         assert browser.text("#network") == "network.onnx: 10 classes"
-        browser("POST", f"/element/{browser.find('#file')}/value", {"text": str(picture)})
-        assert browser.wait_for("label") == "ship"
+        assert show(browser, tmp_path, images[np.flatnonzero(labels == 8)[0]]) == "ship"
         assert browser.text("#result li").startswith("ship")
+
+
+def test_mambavision_gives_the_class_that_pytorch_gives(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model: Any = tt.create_model("mambavision_tiny").eval()  # 32 M parameters, random ones
+    images, _ = load_sample()
+    pixels = np.kron(
+        images[8], np.ones((7, 7, 1), dtype=np.uint8)
+    )  # 224 x 224, which the page neither scales nor crops
+    with torch.no_grad():
+        expected = model(model.preprocessing(pixels)).softmax(1)[0].topk(1)
+    with opened(tmp_path, model) as browser:
+        assert show(browser, tmp_path, pixels) == f"class {int(expected.indices)}"
+        assert f"{100 * float(expected.values):.1f} %" in browser.text("#result li")
