@@ -116,8 +116,9 @@ def test_ratios_compare_like_with_like() -> None:
 
 
 def settings(**changes: object) -> SpeedSettings:
-    given = {"model": None, "batches": (7,), "size": 16, "dtypes": ("float32",), "limits": ONCE}
-    return SpeedSettings(**{**given, **changes})  # type: ignore[arg-type]
+    once = {"seconds": 0.0, "repeats": 1, "warmups": 0}
+    given = {"model": None, "batches": (7,), "size": 16, "dtypes": ("float32",)}
+    return SpeedSettings(**{**given, **once, **changes})  # type: ignore[arg-type]
 
 
 def test_shapes_of_the_scans_of_a_network(model: VMamba) -> None:
@@ -158,8 +159,8 @@ def test_scan_rows(backend: str, dtype: str) -> None:
 
 
 def test_every_mistake_in_the_settings_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"--batch.*--size.*--dtype.*--repeats"):
-        SpeedSettings(model="m", batches=(), size=3, dtypes=("f8",), limits=TimingLimits(min_repeats=0))
+    with pytest.raises(ConfigError, match=r"batches is .*size is 3.*dtypes.*repeats is 0; give a value >= 1"):
+        settings(batches=(), size=3, dtypes=("f8",), repeats=0)
 
 
 class Tiny(torch.nn.Module):

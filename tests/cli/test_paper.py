@@ -14,7 +14,7 @@ from tests.bench.tiny import write_checkpoint
 from trust_tta.bench.parsing import read_parts
 from trust_tta.cli import paper
 from trust_tta.cli.main import build_parser, main
-from trust_tta.report.published import load_published
+from trust_tta.report.paper import load_published
 from trust_tta.results import ResultStore
 from trust_tta.results.order_records import read_records
 

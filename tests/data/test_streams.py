@@ -60,7 +60,7 @@ def test_each_index_comes_exactly_once(
     config = StreamConfig(setting=setting, batch_size=batch_size, seed=seed, shuffle=shuffle, limit=limit)
     datasets = _datasets(images, classes=3)
     for domain in stream_datasets(datasets, config, workers=0):
-        parts = len(datasets) if config.parsed.mixed else 1
+        parts = len(datasets) if parse_setting(config.setting).mixed else 1
         expected = parts * min(images, limit or images)
         found = _indices(domain.batches)
         assert len(found) == len(set(found)) == expected == domain.batches.images
@@ -83,7 +83,7 @@ def test_images_belong_to_their_labels_and_indices() -> None:
 
 def test_mixed_images_come_from_their_own_domain() -> None:
     datasets = _datasets()
-    (domain,) = stream_datasets(datasets, StreamConfig("mixed", batch_size=10), workers=0)
+    (domain,) = stream_datasets(datasets, StreamConfig(setting="mixed", batch_size=10), workers=0)
     assert domain.name == "mixed"
     origins = []
     for batch in domain.batches:
@@ -103,7 +103,7 @@ def test_drop_last() -> None:
 @pytest.mark.parametrize("setting", ["online", "mixed", "correlated"])
 def test_seeds_decide_the_order(setting: str) -> None:
     def run(seed: int) -> list[list[int]]:
-        config = StreamConfig(setting, seed=seed, batch_size=7)
+        config = StreamConfig(setting=setting, seed=seed, batch_size=7)
         return [_indices(domain.batches) for domain in stream_datasets(_datasets(), config, workers=0)]
 
     assert run(0) == run(0)
@@ -180,7 +180,7 @@ def test_pictures_of_several_sizes_need_a_preprocessing(tmp_path: Path) -> None:
     ],
 )
 def test_when_the_network_is_reset(setting: str, before: list[bool], each: bool) -> None:
-    domains = list(stream_datasets(_datasets(), StreamConfig(setting), workers=0))
+    domains = list(stream_datasets(_datasets(), StreamConfig(setting=setting), workers=0))
     assert [domain.reset_before for domain in domains] == before
     assert {domain.reset_each_batch for domain in domains} == {each}
 
@@ -208,8 +208,8 @@ def test_correlated_streams_come_in_runs(classes: int, factor: int) -> None:
 
 
 def test_correlated_batches_hold_few_classes() -> None:
-    (plain, *_) = stream_datasets(_datasets(2000), StreamConfig("online", batch_size=50), workers=0)
-    (runs, *_) = stream_datasets(_datasets(2000), StreamConfig("correlated", batch_size=50), workers=0)
+    (plain, *_) = stream_datasets(_datasets(2000), StreamConfig(setting="online", batch_size=50), workers=0)
+    (runs, *_) = stream_datasets(_datasets(2000), StreamConfig(setting="correlated", batch_size=50), workers=0)
     mean = [np.mean([len(batch.labels.unique()) for batch in domain.batches]) for domain in (plain, runs)]
     assert mean[0] > 9
     assert mean[1] < 5
@@ -223,7 +223,7 @@ def test_gradual_severities(tmp_path: Path, setting: str) -> None:
         for domain in ("snow", "fog")
         for severity in GRADUAL_SEVERITIES
     ]
-    domains = list(stream_datasets(datasets, StreamConfig(setting, batch_size=4), workers=0))
+    domains = list(stream_datasets(datasets, StreamConfig(setting=setting, batch_size=4), workers=0))
     path = [1, 2, 3, 4, 5, 4, 3, 2, 1]
     assert [domain.dataset.severity for domain in domains] == 2 * path
     assert [int(next(iter(domain.batches)).images[0, 0, 0, 0]) for domain in domains] == 2 * path
@@ -277,7 +277,7 @@ def test_plain_settings_keep_their_name(name: str) -> None:
 @pytest.mark.parametrize("text", ["", "offline", "online+standard", "mixed+gradual", "correlated+correlated"])
 def test_settings_that_make_no_sense(text: str) -> None:
     with pytest.raises(ConfigError, match="the setting"):
-        StreamConfig(text)
+        StreamConfig(setting=text)
 
 
 def test_mistakes() -> None:

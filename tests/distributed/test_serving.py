@@ -88,9 +88,9 @@ def test_streams_stay_with_their_replica_and_reports_are_merged(client: httpx.Cl
     assert 'trust_tta_replicas{state="live"} 2.0' in metrics
     labels = [{"id": answer["id"], "label": answer["class"]} for answer in answers]
     assert client.post("/feedback", json=labels).json() == {"stored": 12, "right": 12, "unknown": []}
-    with client.stream("GET", "/live") as live:
-        first = next(line for line in live.iter_lines() if line.startswith("data:"))
-    assert all(f'"{name}"' in first for name in names)
+    live = client.get("/live").json()
+    assert sorted(stream["name"] for stream in live["streams"]) == sorted(live["names"]) == names
+    assert client.get("/live", params={"since": live["now"] + 1}).json()["streams"] == []
 
 
 def test_changes_need_the_token(client: httpx.Client) -> None:

@@ -95,7 +95,7 @@ def test_folders_of_arrays(folder: Path, images: bytes, labels: bytes, record: D
     except (TypeError, ValueError, RecursionError):
         (folder / "corrupt.json").unlink(missing_ok=True)
     with nothing_written(folder), refusal():
-        data = open_corrupted(find_spec("cifar10-c"), folder, "fog", severity=severity, limit=None)
+        data = open_corrupted(find_spec("cifar10-c"), folder, "fog", severity=severity)
         assert data.image(0).shape[2:] == (3,)
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from tests.report.samples import make_cell, make_groups
 from trust_tta.report.model import ResultGroup
-from trust_tta.report.published import load_published
 from trust_tta.report.significance import equal_time, equal_updates
 from trust_tta.report.tables import DataTable, cost_table, equal_cost_table
 from trust_tta.results import Cell
@@ -55,7 +54,7 @@ def test_equal_cost_needs_trust_and_another_method() -> None:
 
 
 def costs(group: ResultGroup) -> DataTable:
-    table = cost_table(group, load_published())
+    table = cost_table(group)
     assert table is not None
     return table
 

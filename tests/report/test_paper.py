@@ -7,12 +7,9 @@ import pytest
 from tests.report.samples import make_cell, make_groups
 from trust_tta.report.model import ResultGroup
 from trust_tta.report.paper import compare, compare_sweeps
-from trust_tta.report.published import load_published
 from trust_tta.report.tables import paper_sweep_table, paper_table
 from trust_tta.results import Cell
 from trust_tta.results.display import CORRUPTIONS
-
-PUBLISHED = load_published()
 
 
 def group_of(*cells: Cell) -> ResultGroup:
@@ -22,7 +19,7 @@ def group_of(*cells: Cell) -> ResultGroup:
 
 def test_pairs_differences_and_the_printed_mean() -> None:
     cells = [make_cell("trust", d, accuracy=0.8, options='{"k": 6, "steps": 1}') for d in CORRUPTIONS]
-    (found,) = compare(group_of(*cells), PUBLISHED)
+    (found,) = compare(group_of(*cells))
     assert found.table.place == "Table 1"
     (row,) = found.rows
     fog = next(pair for pair in row.pairs if pair.name == "fog")
@@ -35,14 +32,14 @@ def test_pairs_differences_and_the_printed_mean() -> None:
 
 
 def test_means_are_over_the_shared_domains_only() -> None:
-    (found,) = compare(group_of(make_cell("bn", "fog"), make_cell("tent", "fog"), make_cell("tent", "snow")), PUBLISHED)
+    (found,) = compare(group_of(make_cell("bn", "fog"), make_cell("tent", "fog"), make_cell("tent", "snow")))
     tent = next(row for row in found.rows if row.variant.method == "tent")
     assert tent.mean.published == pytest.approx((0.779 + 0.763) / 2)
     assert len(found.left_out) == 13
 
 
 def test_the_papers_source_only_is_our_bn_and_never_our_source() -> None:
-    (found,) = compare(group_of(*(make_cell(m, "fog") for m in ("source", "bn", "tent"))), PUBLISHED)
+    (found,) = compare(group_of(*(make_cell(m, "fog") for m in ("source", "bn", "tent"))))
     assert {row.label: row.variant.method for row in found.rows} == {"Source only": "bn", "Tent": "tent"}
 
 
@@ -59,39 +56,39 @@ def test_the_papers_source_only_is_our_bn_and_never_our_source() -> None:
 )
 def test_another_variant_does_not_stand_beside_the_papers_trust(options: dict[str, object]) -> None:
     cells = [make_cell("trust", d, options=json.dumps(options)) for d in CORRUPTIONS]
-    assert all(row.label != "TRUST" for found in compare(group_of(*cells), PUBLISHED) for row in found.rows)
+    assert all(row.label != "TRUST" for found in compare(group_of(*cells)) for row in found.rows)
 
 
 def test_two_orders_stand_beside_table_9() -> None:
     cells = [make_cell("trust", d, accuracy=0.7, options='{"k": 2}') for d in CORRUPTIONS]
-    (found,) = compare(group_of(*cells), PUBLISHED)
+    (found,) = compare(group_of(*cells))
     assert (found.table.place, found.rows[0].label) == ("Table 9", "TRUST (K=2)")
     assert found.rows[0].mean.published == pytest.approx(0.756)
 
 
 def test_variants_that_a_row_names_must_be_named_here_too() -> None:
     plain = group_of(make_cell("augmentation", "fog"), make_cell("bn", "fog"))
-    assert compare(plain, PUBLISHED) == []
+    assert compare(plain) == []
     jitter = group_of(make_cell("augmentation", "fog", options='{"kind": "jitter", "per": "batch"}'))
-    (found,) = compare(jitter, PUBLISHED)
+    (found,) = compare(jitter)
     assert [row.label for row in found.rows] == ["TRUST + Jitter per batch"]
 
 
 def test_a_table_that_adds_nothing_is_not_repeated() -> None:
     cells = [make_cell(m, d) for m in ("bn", "tent", "trust") for d in CORRUPTIONS]
-    assert [found.table.place for found in compare(group_of(*cells), PUBLISHED)] == ["Table 1"]
+    assert [found.table.place for found in compare(group_of(*cells))] == ["Table 1"]
 
 
 def test_settings_and_severities_are_not_confused() -> None:
-    standard = compare(group_of(*(make_cell("tent", d, setting="standard") for d in CORRUPTIONS)), PUBLISHED)
+    standard = compare(group_of(*(make_cell("tent", d, setting="standard") for d in CORRUPTIONS)))
     assert [found.table.place for found in standard] == ["Table 3"]
-    assert compare(group_of(make_cell("tent", "fog", severity=3)), PUBLISHED) == []
-    assert compare(group_of(make_cell("tent", "fog", setting="continual")), PUBLISHED) == []
-    assert compare(group_of(make_cell("tent", "fog", dataset="mine")), PUBLISHED) == []
+    assert compare(group_of(make_cell("tent", "fog", severity=3))) == []
+    assert compare(group_of(make_cell("tent", "fog", setting="continual"))) == []
+    assert compare(group_of(make_cell("tent", "fog", dataset="mine"))) == []
 
 
 def test_the_shipped_pictures_stand_beside_cifar10c() -> None:
-    (found,) = compare(group_of(make_cell("tent", "fog", dataset="sample")), PUBLISHED)
+    (found,) = compare(group_of(make_cell("tent", "fog", dataset="sample")))
     assert found.table.dataset == "cifar10-c"
 
 
@@ -99,7 +96,7 @@ def test_pacs_is_its_photo_domain() -> None:
     cells = [
         make_cell("tent", d, dataset="pacs", severity=None, accuracy=a) for d, a in (("photo", 0.6), ("sketch", 0.1))
     ]
-    (found,) = compare(group_of(*cells), PUBLISHED)
+    (found,) = compare(group_of(*cells))
     assert found.rows[0].mean.ours == 0.6
     assert found.rows[0].mean.published == pytest.approx(0.674)
 
@@ -107,7 +104,7 @@ def test_pacs_is_its_photo_domain() -> None:
 def test_curves_stand_beside_curves() -> None:
     steps = [make_cell("trust_naive", "fog", accuracy=0.7, options=f'{{"steps": {n}}}') for n in (1, 3, 6)]
     sizes = [make_cell("tent", "fog", batch_size=b, accuracy=0.5, experiment="b") for b in (16, 100, 128)]
-    found = {pair.table.columns: pair for pair in compare_sweeps(make_groups([*steps, *sizes]), PUBLISHED)}
+    found = {pair.table.columns: pair for pair in compare_sweeps(make_groups([*steps, *sizes]))}
     assert [p.name for p in found["steps"].pairs] == ["1", "6"]
     assert found["steps"].pairs[1].published == pytest.approx(0.7735)
     assert [p.published for p in found["batch_size"].pairs] == pytest.approx([0.6545, 0.6653])
@@ -115,7 +112,7 @@ def test_curves_stand_beside_curves() -> None:
 
 def test_a_few_corruptions_do_not_stand_beside_the_mean_of_all() -> None:
     cells = [make_cell("trust", d, options='{"k": 2}') for d in CORRUPTIONS[:14]]
-    assert compare(group_of(*cells), PUBLISHED) == []
+    assert compare(group_of(*cells)) == []
 
 
 def test_a_line_that_lacks_domains_has_no_mean_and_no_gain_beside_the_others() -> None:
@@ -123,14 +120,14 @@ def test_a_line_that_lacks_domains_has_no_mean_and_no_gain_beside_the_others() -
         make_cell(m, d) for m, d in (("bn", "fog"), ("bn", "snow"), ("tent", "fog"), ("sar", "fog"), ("sar", "snow"))
     ]
     group = group_of(*cells)
-    drawn = paper_table(group, compare(group, PUBLISHED)[0])
+    drawn = paper_table(group, compare(group)[0])
     rows = [[entry.text for entry in line.cells] for line in drawn.rows]
     assert [(row[0], row.count("–")) for row in rows] == [("Source only", 0), ("SAR", 0), ("Tent", 5)]
 
 
 def test_curves_say_how_many_domains_they_are_the_mean_of() -> None:
     cells = [make_cell("trust", d, options=f'{{"k": {k}}}') for k in (1, 6) for d in ("fog", "snow")]
-    (pair,) = compare_sweeps(make_groups(cells), PUBLISHED)
+    (pair,) = compare_sweeps(make_groups(cells))
     assert pair.domains == 2
     assert "mean of 2 domains" in paper_sweep_table(pair).caption
 
@@ -153,7 +150,7 @@ def entropy_cells(experiment: str, *options: str) -> list[Cell]:
 
 @pytest.mark.parametrize("experiment", ["high_entropy_orders", "high_entropy_orders-small"])
 def test_the_orders_of_highest_entropy_stand_beside_table_6(experiment: str) -> None:
-    found = {c.table.place: c for c in compare(group_of(*entropy_cells(experiment, LOW, HIGH)), PUBLISHED)}
+    found = {c.table.place: c for c in compare(group_of(*entropy_cells(experiment, LOW, HIGH)))}
     ours = {row.label: (row.mean.ours, row.mean.published) for row in found["Table 6"].rows}
     assert ours == {
         "Source only": pytest.approx((0.6, 0.659)),
@@ -173,24 +170,24 @@ def test_the_orders_of_highest_entropy_stand_beside_table_6(experiment: str) -> 
     ids=["another experiment", "two orders", "which of two"],
 )
 def test_other_orders_do_not_stand_beside_table_6(experiment: str, options: tuple[str, ...]) -> None:
-    found = compare(group_of(*entropy_cells(experiment, *options)), PUBLISHED)
+    found = compare(group_of(*entropy_cells(experiment, *options)))
     assert all("high" not in row.label for comparison in found for row in comparison.rows)
 
 
 def test_a_figure_of_single_values_stands_beside_the_mean_of_all_corruptions() -> None:
     options = ['{"kind": "rotation"}', '{"kind": "jitter"}']
     cells = [make_cell("augmentation", domain, options=o) for o in options for domain in CORRUPTIONS]
-    found = compare(group_of(*cells), PUBLISHED)
+    found = compare(group_of(*cells))
     (figure,) = [comparison for comparison in found if comparison.table.place == "Figure 4"]
     published = {row.label: row.mean.published for row in figure.rows}
     assert published == pytest.approx({"Rotation": 0.668, "Jitter": 0.683})
-    assert not [c for c in compare(group_of(*cells[:3]), PUBLISHED) if c.table.place == "Figure 4"]
+    assert not [c for c in compare(group_of(*cells[:3])) if c.table.place == "Figure 4"]
 
 
 def test_eight_orders_stand_beside_figure_5() -> None:
     eight = ["abcd", "abdc", "adcb", "bacd", "badc", "dbca", "acbd", "dcba"]
     options = [json.dumps({"k": k, "orders": o}) for k, o in ((2, None), (6, None), (8, eight))]
-    (pair,) = compare_sweeps(make_groups([make_cell("trust", "fog", options=o) for o in options]), PUBLISHED)
+    (pair,) = compare_sweeps(make_groups([make_cell("trust", "fog", options=o) for o in options]))
     assert (pair.table.place, [p.name for p in pair.pairs]) == ("Figure 5", ["2", "6", "8"])
     assert pair.pairs[2].published == pytest.approx(0.776)
 
@@ -213,4 +210,4 @@ def test_curves_under_other_conditions_do_not_stand_beside_the_papers(
         )
         for b in (16, 64)
     ]
-    assert compare_sweeps(make_groups([*cells, *sizes]), PUBLISHED) == []
+    assert compare_sweeps(make_groups([*cells, *sizes])) == []

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trust_tta.errors import DataError
-from trust_tta.report.published import PERCENT, PublishedTable, load_published
+from trust_tta.report.paper import PERCENT, PublishedTable, load_published
 from trust_tta.results.display import CORRUPTIONS, DATASETS, METHODS
 
 PUBLISHED = load_published()

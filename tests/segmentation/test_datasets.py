@@ -109,13 +109,6 @@ def test_a_folder_of_ones_own_may_have_splits_and_must_name_its_classes(tmp_path
         open_dataset("masks", own, domain="fog")
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(2, [0, 2]), (5, [0, 1, 2, 3, 4]), (8, [0, 1, 2, 3, 4])])
-def test_a_limit_takes_pictures_at_even_distances_and_each_once(limit: int, kept: list[int], tmp_path: Path) -> None:
-    dataset = open_dataset("camvid", make_tree("camvid", tmp_path, images=5), limit=limit)
-    assert isinstance(dataset, SegmentationDataset)
-    assert [Path(name).stem for name in dataset.masks.names] == [f"a{k}" for k in kept]
-
-
 def test_wrong_options_are_refused(tmp_path: Path) -> None:
     root = make_tree("camvid", tmp_path)
     with pytest.raises(ConfigError, match="unknown protocol 'nativ'; did you mean 'native'"):

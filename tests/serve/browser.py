@@ -34,6 +34,7 @@ class Tab:
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self._send("Emulation.setEmulatedMedia", features=scheme)
         self._send("Page.navigate", url=address)
+        self.errors.clear()  # of the page before, whose service may be gone
         self.wait_for("document.readyState === 'complete'")
 
     def evaluate(self, script: str) -> Any:

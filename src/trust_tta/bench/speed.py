@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from trust_tta.bench.environment import collect_provenance, now
 from trust_tta.bench.startup import startup_timings
 from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, float32_only, measure, refuse
-from trust_tta.errors import ConfigError
 from trust_tta.methods.registry import create_method
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.factory import create_model
@@ -25,6 +25,7 @@ from trust_tta.ops.functional import grouped_scan
 from trust_tta.ops.selfcheck import BackendCheck, check_backend
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results import canonical_json
+from trust_tta.schema import Count, Natural, Rate, Schema
 
 SCHEMA_VERSION = 1
 TRUST_ORDERS = 6  # by default
@@ -36,50 +37,36 @@ STARTUP_METHODS = ("model", "tent", "trust", "tide")  # on a CPU, TRUST and Tent
 Maker: TypeAlias = Callable[[nn.Module, Tensor], Iterator[Work]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpeedSettings:
+class SpeedSettings(Schema):
     """The network and the sizes of a run; scans are measured at the largest batch size.
 
     `size` None: that of the network's preprocessing. `startup`: also time imports and first batches in new processes.
+    Each row is repeated `repeats` times at least and for `seconds` at least, after at most `warmups` calls.
     """
 
     model: str | None
-    batches: tuple[int, ...]
-    size: int | None
-    dtypes: tuple[str, ...]
+    batches: Annotated[tuple[Count, ...], Field(min_length=1)]
+    size: Annotated[int, Field(ge=16)] | None
+    dtypes: Annotated[tuple[Literal["float32", "bf16"], ...], Field(min_length=1)]
     checkpoint: str | None = None
-    classes: int | None = None  # outputs of a network without a checkpoint
+    classes: Count | None = None  # outputs of a network without a checkpoint
     startup: bool = False
-    limits: TimingLimits = TimingLimits()
+    repeats: Count = 3
+    seconds: Rate = 1.0
+    warmups: Natural = 6
 
-    def __post_init__(self) -> None:
-        checks = (
-            ("batch", self.batches, all(b >= 1 for b in self.batches), "whole numbers from 1 on"),
-            ("size", self.size, self.size is None or self.size >= 16, "at least 16 pixels"),
-            ("dtype", self.dtypes, all(d in DTYPES for d in self.dtypes), f"some of {', '.join(DTYPES)}"),
-            ("repeats", self.limits.min_repeats, self.limits.min_repeats >= 1, "at least 1"),
-            ("seconds", self.limits.seconds, self.limits.seconds >= 0, "at least 0"),
-        )
-        wrong = [
-            f"--{name} is {value} but must be {case}" for name, value, fits, case in checks if not fits or value == ()
-        ]
-        if wrong:
-            raise ConfigError("; ".join(wrong))
+    @property
+    def limits(self) -> TimingLimits:
+        return TimingLimits(seconds=self.seconds, min_repeats=self.repeats, max_warmups=self.warmups)
 
 
-def default_settings(device: torch.device) -> SpeedSettings:
-    """The defaults of each device: the paper's network on a GPU, the shipped one on a CPU."""
-    if device.type == "cuda":
-        return SpeedSettings(
-            model="vmamba_tiny_s1l8_bn", batches=(128, 1), size=224, dtypes=("float32", "bf16"), startup=True
-        )
-    return SpeedSettings(model="vmamba_nano", batches=(64,), size=32, dtypes=("float32",), startup=True)
-
-
-def quick(settings: SpeedSettings) -> SpeedSettings:
-    """A run of a few seconds that exercises every part once; its numbers mean nothing."""
-    limits = TimingLimits(seconds=0.0, min_repeats=1, max_warmups=0)
-    return replace(settings, model="vmamba_nano", batches=(8,), size=16, startup=False, limits=limits)
+def default_settings(device: torch.device, *, quick: bool = False) -> dict[str, Any]:
+    """The paper's network on a GPU, the shipped one on a CPU; `quick`: every part once, at tiny sizes."""
+    paper = {"model": "vmamba_tiny_s1l8_bn", "batches": (128, 1), "size": 224, "dtypes": ("float32", "bf16")}
+    shipped = {"model": "vmamba_nano", "batches": (64,), "size": 32, "dtypes": ("float32",)}
+    values: dict[str, Any] = {**(paper if device.type == "cuda" else shipped), "startup": not quick}
+    once = {"model": "vmamba_nano", "batches": (8,), "size": 16, "seconds": 0.0, "repeats": 1, "warmups": 0}
+    return values | once if quick else values
 
 
 def measure_speed(
@@ -95,7 +82,7 @@ def measure_speed(
     model = create_model(settings.model, checkpoint=settings.checkpoint, num_classes=settings.classes).to(device).eval()
     if settings.size is None:
         preprocessing = getattr(model, "preprocessing", None)
-        settings = replace(settings, size=preprocessing.size if preprocessing else 224)
+        settings = settings.changed(size=preprocessing.size if preprocessing else 224)
     checks = {name: check_backend(name, str(device)) for name in ("reference", NATIVE[device.type])}
     record = _describe(settings, model, device, checks)
     rows: list[Timing] = []
@@ -139,12 +126,12 @@ def _describe(
     settings: SpeedSettings, model: nn.Module, device: torch.device, checks: dict[str, BackendCheck]
 ) -> dict[str, Any]:
     """The record before its rows: environment, settings, checks of the backends."""
-    config = canonical_json(asdict(settings))
+    config = canonical_json(settings.model_dump())
     provenance = collect_provenance(device=device, dtype=",".join(settings.dtypes), config=config)
     return {
         "schema_version": SCHEMA_VERSION,
         "facts": {**asdict(provenance), "started": now()},
-        "settings": asdict(settings),
+        "settings": settings.model_dump(),
         "parity": {name: {**asdict(check), "passed": check.passed} for name, check in checks.items()},
         "network": {
             "name": settings.model or settings.checkpoint,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trust_tta.cli.arguments import add_network_arguments, integers, names_list, use_passive_threads
 from trust_tta.cli.output import ProgressDisplay, say, try_file
-from trust_tta.errors import BackendError
+from trust_tta.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -71,31 +71,28 @@ def run(arguments: Namespace) -> None:
 
 
 def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
-    """The defaults of the device, with the changes of the flags."""
-    from dataclasses import replace
-
-    from trust_tta.bench.speed import default_settings, quick
+    """The defaults of the device, with the values of the flags."""
+    from trust_tta.bench.speed import SpeedSettings, default_settings
     from trust_tta.config_io import read_class_names
     from trust_tta.preprocessing import find_preset
+    from trust_tta.schema import examine
 
-    settings = default_settings(device)
-    if arguments.quick:
-        settings = quick(settings)
-    lists = {"batch": "batches", "dtype": "dtypes"}
-    changes: dict[str, Any] = {
-        field: tuple(getattr(arguments, flag)) for flag, field in lists.items() if getattr(arguments, flag) is not None
-    }
+    values = default_settings(device, quick=arguments.quick)
     if arguments.checkpoint or ":" in (arguments.model or ""):  # a network of the user's: its own size
-        changes |= {"model": arguments.model, "size": None}
+        values |= {"model": arguments.model, "size": None}
     if arguments.preprocessing:
-        changes["size"] = find_preset(arguments.preprocessing).size
+        values["size"] = find_preset(arguments.preprocessing).size
     if arguments.classes:
-        changes["classes"] = len(read_class_names(arguments.classes))
-    plain = {name: getattr(arguments, name) for name in ("model", "checkpoint", "size", "startup")}
-    changes |= {name: value for name, value in plain.items() if value is not None}
-    limits = {"min_repeats": arguments.repeats, "seconds": arguments.seconds}
-    changes["limits"] = replace(settings.limits, **{name: n for name, n in limits.items() if n is not None})
-    return replace(settings, **changes)
+        values["classes"] = len(read_class_names(arguments.classes))
+    fields = {"batch": "batches", "dtype": "dtypes"}
+    for flag in ("batch", "dtype", "model", "checkpoint", "size", "startup", "repeats", "seconds"):
+        if getattr(arguments, flag) is not None:
+            values[fields.get(flag, flag)] = getattr(arguments, flag)
+    flags = {name: f"--{name}" for name in values} | {field: f"--{flag}" for flag, field in fields.items()}
+    settings, mistakes = examine(SpeedSettings, values, flags=flags)
+    if settings is None:
+        raise ConfigError("; ".join(mistakes))
+    return settings
 
 
 def show(record: dict[str, Any]) -> None:

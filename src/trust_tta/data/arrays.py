@@ -131,11 +131,8 @@ def recorded_severities(folder: Path) -> tuple[int, ...]:
         return ()
 
 
-def open_corrupted(spec: DatasetSpec, folder: Path, domain: str, *, severity: int, limit: int | None) -> Dataset:
-    """One severity of `<domain>.npy`, with the labels of `labels.npy`; `limit` takes the first images.
-
-    An array of one block is returned for any severity.
-    """
+def open_corrupted(spec: DatasetSpec, folder: Path, domain: str, *, severity: int) -> Dataset:
+    """One severity of `<domain>.npy`, with the labels of `labels.npy`; an array of one block is that of any."""
     path = folder / f"{domain}.npy"
     images, labels = open_images(path), open_labels(folder / LABELS)
     one = next(known.images for known in spec.domains if known.name == domain)
@@ -144,10 +141,10 @@ def open_corrupted(spec: DatasetSpec, folder: Path, domain: str, *, severity: in
     chosen = labels[place] if len(labels) == len(images) else labels
     names = spec.class_names or numeric_class_names(labels, where=folder / LABELS)
     known = severity if blocks.severities else None
-    return array_dataset(images[place][:limit], chosen[:limit], names, name=spec.name, domain=domain, severity=known)
+    return array_dataset(images[place], chosen, names, name=spec.name, domain=domain, severity=known)
 
 
-def open_cifar(spec: DatasetSpec, folder: Path, domain: str, *, limit: int | None) -> Dataset:
+def open_cifar(spec: DatasetSpec, folder: Path, domain: str) -> Dataset:
     """The clean training or test set, from our `.npy` files or the official Python batches."""
     arrays = folder / f"{domain}_images.npy", folder / f"{domain}_labels.npy"
     if arrays[0].exists():
@@ -162,7 +159,7 @@ def open_cifar(spec: DatasetSpec, folder: Path, domain: str, *, limit: int | Non
         )
     if len(images) != len(labels):
         raise DataError(f"{folder} has {len(images)} {domain} images but {len(labels)} labels; download it again")
-    return array_dataset(images[:limit], labels[:limit], spec.class_names, name=spec.name, domain=domain)
+    return array_dataset(images, labels, spec.class_names, name=spec.name, domain=domain)
 
 
 def join_labeled(batches: list[LabeledImages]) -> LabeledImages:

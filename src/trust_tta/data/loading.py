@@ -16,7 +16,7 @@ from trust_tta.data.arrays import CIFAR_ARRAYS, OFFICIAL_BATCHES, open_cifar, op
 from trust_tta.data.class_matching import fold_name, imagenet_r_labels, spelling_variants
 from trust_tta.data.class_names import imagenet_classes, label_of_wnid
 from trust_tta.data.corruptions.table import SEVERITIES
-from trust_tta.data.dataset import Dataset, FileImages, python_dataset, spread
+from trust_tta.data.dataset import Dataset, FileImages, python_dataset
 from trust_tta.data.images import is_image, list_images
 from trust_tta.data.registry import DATASETS, GROUP, DatasetSpec, DomainSpec, find_domain, find_spec
 from trust_tta.data.segmentation import list_splits, open_segmentation
@@ -35,45 +35,41 @@ def open_dataset(
     *,
     domain: str | None = None,
     severity: int = 5,
-    limit: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """One domain of the data set `name`, found under `root` or in `root` itself.
 
-    `domain` may be omitted where there is only one; `severity` counts for corrupted sets only; `limit` takes the
-    first images of an array, and evenly spaced images elsewhere; `options` are the arguments of a plugin data set, or
-    for segmentation the `protocol` ("squash" or "native") and its `scale`.
+    `domain` may be omitted where there is only one; `severity` counts for corrupted sets only; `options` are the
+    arguments of a plugin data set, or for segmentation the `protocol` ("squash" or "native") and its `scale`.
     """
     spec = find_spec(name)
-    _check_request(spec, severity, limit, options)
+    _check_request(spec, severity, options)
     if spec.layout == "python":
-        return _open_plugin(spec, Path(root), domain, limit=limit, options=options)
+        return _open_plugin(spec, Path(root), domain, options=options)
     if spec.layout == "segmentation":
-        return open_segmentation(spec, locate(spec, Path(root)), domain, limit=limit, options=options)
+        return open_segmentation(spec, locate(spec, Path(root)), domain, options=options)
     if not spec.domains:
         domains = generic_domains(locate(spec, Path(root)))
         chosen = _choose_domain(domain, tuple(domains), where=root)
-        return open_folder(spec, domains[chosen], chosen, limit=limit)
+        return open_folder(spec, domains[chosen], chosen)
     known = find_domain(spec, domain)
     folder = locate(spec, Path(root))
     if spec.layout == "cifar":
-        return open_cifar(spec, folder, known.name, limit=limit)
+        return open_cifar(spec, folder, known.name)
     if spec.layout == "array-c":
-        return open_corrupted(spec, folder, known.name, severity=severity, limit=limit)
+        return open_corrupted(spec, folder, known.name, severity=severity)
     place = domain_folder(spec, folder, known)
     if place is None:
         here = ", ".join(available_domains(name, root)) or "none"
         raise DataError(f"{folder} has no domain {known.name}; it has {here}")
     if spec.layout == "domains":
-        return open_folder(spec, place, known.name, limit=limit)
+        return open_folder(spec, place, known.name)
     if not (place / str(severity)).is_dir():
         raise DataError(f"{place} has no severity {severity}; it must hold a folder named {severity}")
-    return open_folder(spec, place / str(severity), known.name, severity=severity, limit=limit)
+    return open_folder(spec, place / str(severity), known.name, severity=severity)
 
 
-def _check_request(spec: DatasetSpec, severity: int, limit: int | None, options: Mapping[str, Any] | None) -> None:
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit is {limit}; give a number of images >= 1, or None for all")
+def _check_request(spec: DatasetSpec, severity: int, options: Mapping[str, Any] | None) -> None:
     if spec.has_severities and severity not in SEVERITIES:
         raise ConfigError(f"severity is {severity}; choose one of {', '.join(map(str, SEVERITIES))}")
     if options and spec.layout not in ("python", "segmentation"):
@@ -103,10 +99,8 @@ def available_domains(
 # image folders
 
 
-def open_folder(
-    spec: DatasetSpec, folder: Path, domain: str, *, severity: int | None = None, limit: int | None = None
-) -> Dataset:
-    """One domain from its class folders; `limit` takes evenly spaced images, so that all classes remain."""
+def open_folder(spec: DatasetSpec, folder: Path, domain: str, *, severity: int | None = None) -> Dataset:
+    """One domain from its class folders."""
     labels_of, class_names = class_map(spec, folder, siblings=_siblings(spec, folder, domain))
     names: list[str] = []
     labels: list[int] = []
@@ -116,12 +110,11 @@ def open_folder(
         labels += [label] * len(files)
     if not names:
         raise DataError(f"{folder} has no images; {spec.name} wants them as {domain}/<class>/<image>")
-    chosen = spread(len(names), limit)
     return Dataset(
         name=spec.name,
         domain=domain,
-        images=FileImages(folder, tuple(names[i] for i in chosen)),
-        labels=np.array(labels, dtype=np.int64)[chosen],
+        images=FileImages(folder, tuple(names)),
+        labels=np.array(labels, dtype=np.int64),
         class_names=class_names,
         severity=severity,
         class_mask=imagenet_r_labels() if spec.imagenet_r else None,
@@ -314,14 +307,10 @@ def _has_classes(spec: DatasetSpec, folder: Path) -> bool:
 # plugin data sets
 
 
-def _open_plugin(
-    spec: DatasetSpec, root: Path, domain: str | None, *, limit: int | None, options: Mapping[str, Any] | None
-) -> Dataset:
+def _open_plugin(spec: DatasetSpec, root: Path, domain: str | None, *, options: Mapping[str, Any] | None) -> Dataset:
     domains = _plugin_domains(spec, root, options)
     domain = _choose_domain(domain, tuple(domains), where=spec.name)
-    indices = domains[domain]
-    content = _load_plugin(spec, root, options)
-    return python_dataset(content, indices[spread(len(indices), limit)], name=spec.name, domain=domain)
+    return python_dataset(_load_plugin(spec, root, options), domains[domain], name=spec.name, domain=domain)
 
 
 def _plugin_domains(spec: DatasetSpec, root: Path, options: Mapping[str, Any] | None) -> dict[str, NDArray[np.int64]]:

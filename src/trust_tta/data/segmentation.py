@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.config_io import read_text
-from trust_tta.data.dataset import Dataset, FileImages, spread
+from trust_tta.data.dataset import Dataset, FileImages
 from trust_tta.data.file_io import hash_array, hash_strings
 from trust_tta.data.images import list_images
 from trust_tta.data.masks import Mask, ResizeProtocol, find_protocol, lookup_table, read_mask
@@ -95,7 +95,6 @@ def open_segmentation(
     folder: Path,
     split: str | None,
     *,
-    limit: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> SegmentationDataset:
     """One split of a data set in `folder`; `options`: the `protocol`, and the `scale` (width and height) of it."""
@@ -105,14 +104,13 @@ def open_segmentation(
     if not pairs:
         raise DataError(f"{folder} has no images of {spec.name}/{domain.name}; it wants {spec.wanted}")
     names, colors = class_names_and_colors(spec, folder)
-    kept = [pairs[i] for i in spread(len(pairs), limit)]
     return SegmentationDataset(
         name=spec.name,
         domain=domain.name,
-        images=FileImages(folder, tuple(pair.image for pair in kept)),
-        labels=np.zeros(len(kept), dtype=np.int64),
+        images=FileImages(folder, tuple(pair.image for pair in pairs)),
+        labels=np.zeros(len(pairs), dtype=np.int64),
         class_names=names,
-        masks=FileMasks(folder, tuple(pair.mask for pair in kept), label_table(rules)),
+        masks=FileMasks(folder, tuple(pair.mask for pair in pairs), label_table(rules)),
         protocol=_protocol(rules, options or {}),
         palette=colors,
     )

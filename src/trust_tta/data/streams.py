@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import field_validator
 
 from trust_tta.data.dataset import ArrayImages, Dataset, join_datasets
 from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.schema import did_you_mean
+from trust_tta.schema import Count, Natural, Positive, Schema, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -62,9 +63,12 @@ def parse_setting(text: str) -> Setting:
 
     Without a word for the reset, mixed, correlated, gradual streams and sequences never reset.
     """
-    words = _words(text)
+    plain = text.lower().replace("-", "_").replace(" ", "")
+    for alias, name in _ALIASES.items():
+        plain = plain.replace(alias, name)
+    words = re.split("[+_]", plain)
     resets = [_RESETS[word] for word in words if word in _RESETS]
-    if not words or len(resets) > 1 or len(words) != len(set(words)):
+    if not set(words) <= set(SETTINGS) or len(resets) > 1 or len(words) != len(set(words)):
         raise ConfigError(
             f"the setting {text!r} is not known; {did_you_mean(text, SETTINGS)} "
             f"({', '.join(SETTINGS)}, or several joined with '+', at most one of online, continual and standard)"
@@ -77,54 +81,28 @@ def parse_setting(text: str) -> Setting:
     return setting
 
 
-def _words(text: str) -> list[str]:
-    """The setting's words, aliases replaced; empty where one of them is unknown."""
-    rest = text.lower().replace("-", "_").replace(" ", "").replace("+", "_")
-    words = []
-    while rest:
-        known = (name for name in (*_ALIASES, *SETTINGS) if rest == name or rest.startswith(f"{name}_"))
-        name = max(known, key=len, default=None)
-        if name is None:
-            return []
-        words.append(_ALIASES.get(name, name))
-        rest = rest[len(name) + 1 :]
-    return words
-
-
 MIXED = "mixed"
 MAX_SLOTS = 100
 
 
-@dataclass(frozen=True)
-class StreamConfig:
+class StreamConfig(Schema):
     """One stream. `gamma` is the concentration of the Dirichlet draw: the smaller, the longer runs of one class.
 
     `limit` takes at most that many images of each domain, drawn by the seed.
     """
 
     setting: str = "online"
-    batch_size: int = 128
-    seed: int = 0
+    batch_size: Count = 128
+    seed: Natural = 0
     shuffle: bool = True
-    limit: int | None = None
+    limit: Count | None = None
     drop_last: bool = False
-    gamma: float = 0.1
+    gamma: Positive = 0.1
 
-    def __post_init__(self) -> None:
-        parse_setting(self.setting)
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size is {self.batch_size}; give an integer >= 1")
-        if self.seed < 0:
-            raise ConfigError(f"seed is {self.seed}; give an integer >= 0")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit is {self.limit}; give a number of images >= 1, or None for all")
-        if not self.gamma > 0:
-            raise ConfigError(f"gamma is {self.gamma}; give a number > 0")
-
-    @cached_property
-    def parsed(self) -> Setting:
-        """The setting's meaning."""
-        return parse_setting(self.setting)
+    @field_validator("setting")
+    @classmethod
+    def _is_known(cls, setting: str) -> str:
+        return parse_setting(setting).name
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +129,7 @@ def stream_datasets(
     """The stream of `datasets` in this order; a change of domain is a shift, a mere change of severity is not."""
     if workers is None:
         workers = min(4, os.cpu_count() or 1)
-    setting = config.parsed
+    setting = parse_setting(config.setting)
     groups = [tuple(datasets)] if setting.mixed else ((dataset,) for dataset in datasets)
     previous: Dataset | None = None
     for number, group in enumerate(groups, start=1):
@@ -199,7 +177,7 @@ def stream_order(
         offset += len(dataset)
     indices = np.concatenate(chosen)
     generator = _generator(config.seed, segment or (datasets[0].domain if len(datasets) == 1 else MIXED), "order")
-    if config.parsed.correlated:
+    if parse_setting(config.setting).correlated:
         return indices[correlated_order(labels[indices], gamma=config.gamma, generator=generator)]
     if config.shuffle or len(datasets) > 1:
         return generator.permutation(indices)

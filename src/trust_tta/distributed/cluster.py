@@ -67,6 +67,7 @@ def _keep_private() -> None:
     """Settings of the cluster that this process starts: loopback, a token that is never written down, no telemetry."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # workers are not nicer than local processes
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the future default, without a warning
     if os.environ.setdefault(LOOPBACK, "0") == "0" and (read := sys.modules.get("ray._private.ray_constants")):
         read.ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]  # Ray read the variable when it was imported
     if "ray" not in sys.modules:  # afterwards it is too late; the default from Ray 2.59 on

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -30,7 +30,7 @@ from trust_tta.distributed.serving import (
 from trust_tta.errors import StateError, one_line
 from trust_tta.live.stream import REFERENCE_FILE
 from trust_tta.serve.app import Api, make_app
-from trust_tta.serve.dashboard import MAX_EVENTS, TICK, Dashboard
+from trust_tta.serve.dashboard import MAX_EVENTS, Dashboard
 from trust_tta.serve.engine import RequestPrediction
 from trust_tta.serve.event_log import Feedback
 from trust_tta.serve.metrics import Metrics, as_text, gauge, sum_metrics
@@ -41,6 +41,7 @@ from trust_tta.serve.stream_cache import stream_names
 
 T = TypeVar("T")
 
+PAUSE = 0.5  # seconds between two polls of a replica
 POLL_SECONDS = 3.0  # within which a replica must answer a poll, or counts as lost
 TRIES = 4  # replicas that may be lost during one request
 
@@ -80,7 +81,7 @@ class ReplicatedService:
         return (Path(self.config.folder) / REFERENCE_FILE).exists()
 
     def follow(self, number: int) -> None:
-        """Poll a replica twice a second from now on."""
+        """Poll a replica from now on."""
         self._handles[number] = replica_handle(number)
         self._lost[number] = asyncio.Event()
         self._tasks.append(asyncio.get_running_loop().create_task(self._watch(number)))
@@ -92,12 +93,11 @@ class ReplicatedService:
                 if number not in self.router.live:
                     await self._join(number, status["streams"])
                 self.processes[number] = status["pid"]
-                self.dashboard.add_update(number, status["update"])
             except (ReplicaLostError, RequestError) as error:
                 self._lose(number, str(error))
             except Exception as error:  # whatever it was, the replica is polled again
                 log.error("a poll of a replica failed", exc_info=error)
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(PAUSE)
 
     async def _join(self, number: int, streams: Sequence[str]) -> None:
         """Add a replica that has started or is back; it releases the streams that others have by now."""
@@ -276,34 +276,20 @@ class MergedDashboard(Dashboard):
     def __init__(self, service: ReplicatedService) -> None:
         super().__init__(service.network.preprocessing, classes=service.network.classes)
         self._service = service
-        self._updates: list[tuple[int, str]] = []
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}  # of streams, in order of appearance
 
-    def add_update(self, number: int, update: str) -> None:
-        """Queue the message of a replica for the next tick."""
-        if update and self.listeners:
-            self._updates.append((number, update))
-
-    def tick(self) -> str:
-        updates, self._updates = self._updates, []
-        return json.dumps(self.merge(updates)) if updates else ""
-
-    def everything(self) -> str:
-        merged = self.merge(list(self._service.ask_all("dashboard.everything").items()))
-        return json.dumps(merged | {"events": merged["events"][-MAX_EVENTS:]})
-
-    def merge(self, updates: Sequence[tuple[int, str]]) -> dict[str, Any]:
-        """One message from several; a stream that moved is described by its last replica."""
-        streams, removed, events = list[dict[str, Any]](), list[str](), dict[int, list[dict[str, Any]]]()
-        for number, text in updates:
-            message, replica_of = json.loads(text), self._service.router.replica_of
-            for stream in message["streams"]:
-                if replica_of(stream["name"]) in (None, number):
-                    order = self._numbers.setdefault(stream["name"], len(self._numbers) + 1)
-                    streams.append(stream | {"number": order})
-            removed += [name for name in message["removed"] if replica_of(name) is None]
-            events.setdefault(number, []).extend(message["events"])
-        return {"streams": streams, "events": merge_events(events), "removed": removed}
+    def since(self, moment: float) -> dict[str, Any]:
+        news, replica_of = self._service.ask_all("dashboard.since", moment), self._service.router.replica_of
+        streams, names = list[dict[str, Any]](), set[str]()
+        for replica, message in news.items():
+            own = {name for name in message["names"] if replica_of(name) in (None, replica)}
+            streams += [stream for stream in message["streams"] if stream["name"] in own]
+            names |= own
+        for stream in streams:
+            stream["number"] = self._numbers.setdefault(stream["name"], len(self._numbers) + 1)
+        events = merge_events({replica: message["events"] for replica, message in news.items()})
+        now = min((message["now"] for message in news.values()), default=time.time())
+        return {"now": now, "names": sorted(names), "streams": streams, "events": events[-MAX_EVENTS:]}
 
 
 class MergedMetrics(Metrics):

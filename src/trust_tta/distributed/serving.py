@@ -75,7 +75,6 @@ class ServiceReplica:
         torch.set_num_threads(config.threads)
         folder = Path(config.folder) / "replicas" / str(number)
         self.service = Service(config.open_network(), folder, settings=config.settings, streams=config.streams)
-        self.service.dashboard.listen()  # so that ticks return updates
         self.service.start()
 
     def check_health(self) -> None:
@@ -102,9 +101,8 @@ class ServiceReplica:
         return self.service.predict(images, stream=stream, adapt=adapt)
 
     def poll(self) -> dict[str, Any]:
-        """Its process, its streams, and the update of its dashboard."""
-        update = self.service.dashboard.tick()
-        return {"pid": os.getpid(), "streams": self.service.streams.loaded, "update": update}
+        """Its process and its streams."""
+        return {"pid": os.getpid(), "streams": self.service.streams.loaded}
 
 
 def start_replicas(config: ReplicaConfig, numbers: Sequence[int], *, wait: bool = True) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from trust_tta.atomic import write_whole
 from trust_tta.report.model import Report, ResultGroup, make_groups
-from trust_tta.report.published import load_published
 from trust_tta.report.summary import summarize
 from trust_tta.report.tables import Column, DataTable, Row, TableCell, accuracy_table, cost_table, notes
 from trust_tta.report.text import safe
@@ -100,7 +99,7 @@ def tables_text(group: ResultGroup) -> str:
     """Title, accuracies by domain, and accuracy against cost."""
     if not group.cells:
         return f"{group.heading}\n"
-    cost = cost_table(group, load_published())
+    cost = cost_table(group)
     title = f"{group.heading}\n({'; '.join(notes(group))})"
     return f"{title}\n{to_text(accuracy_table(group))}" + (f"\n{to_text(cost)}" if cost else "")
 

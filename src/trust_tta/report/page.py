@@ -17,7 +17,7 @@ from trust_tta.atomic import write_whole
 from trust_tta.config_io import read_asset
 from trust_tta.report import sections, segmentation, svg
 from trust_tta.report.model import Report
-from trust_tta.report.published import load_published
+from trust_tta.report.paper import load_published
 from trust_tta.report.summary import summarize
 from trust_tta.report.tables import accuracy_table, short_stream_note
 from trust_tta.report.text import domain_name, duration, safe

@@ -16,7 +16,6 @@ from trust_tta.report import charts, tables
 from trust_tta.report.chart import Chart
 from trust_tta.report.model import Report, ResultGroup, Variant
 from trust_tta.report.paper import compare, compare_sweeps
-from trust_tta.report.published import load_published
 from trust_tta.report.tables import DataTable
 from trust_tta.report.text import domain_name, joined
 from trust_tta.results import SamplePrediction
@@ -85,7 +84,7 @@ def comparison(group: ResultGroup) -> Section | None:
 
 def equal_cost(group: ResultGroup) -> Section | None:
     """TRUST against the best other method at equal updates and within its time, and the cost of each method."""
-    equal, costs = tables.equal_cost_table(group), tables.cost_table(group, load_published())
+    equal, costs = tables.equal_cost_table(group), tables.cost_table(group)
     found = [table for table in (equal, costs) if table is not None]
     return Section("At equal cost" if equal else "Cost", tables=found) if found else None
 
@@ -148,13 +147,13 @@ def paper_tables(group: ResultGroup) -> list[tuple[DataTable, DataTable | None]]
             tables.paper_table(group, found),
             tables.paper_domains_table(group, found) if found.table.columns == "domain" else None,
         )
-        for found in compare(group, load_published())
+        for found in compare(group)
     ]
 
 
 def across_sections(groups: Sequence[ResultGroup]) -> list[Section]:
     """Comparisons between groups."""
-    sweeps = [tables.paper_sweep_table(pair) for pair in compare_sweeps(groups, load_published())]
+    sweeps = [tables.paper_sweep_table(pair) for pair in compare_sweeps(groups)]
     found = [
         Section("Batch size", charts=charts.by_batch_size(groups), free=True),
         Section("Curves next to the paper's", tables=sweeps),

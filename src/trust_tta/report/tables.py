@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from trust_tta.report.model import Place, ResultGroup, Variant
 from trust_tta.report.paper import PaperComparison, SweepComparison, published_times
-from trust_tta.report.published import Published
 from trust_tta.report.significance import difference, equal_time, equal_updates, ranking, seed_means
 from trust_tta.report.text import counted, domain_name, joined, safe_line, short_domain
 from trust_tta.results import Aggregate, Cell, format_gain, format_percent, format_value
@@ -123,13 +122,13 @@ def short_stream_note(group: ResultGroup) -> list[str]:
     return [f"{joined(equal)} = bn: a stream of {batches} is too short to learn from"] if equal else []
 
 
-def cost_table(group: ResultGroup, published: Published) -> DataTable | None:
+def cost_table(group: ResultGroup) -> DataTable | None:
     """Accuracy, passes, updates and time of each method; time also relative to Tent, next to the paper's."""
     if not group.costs:
         return None
     tent = group.variant("tent")
     base = next((c.milliseconds for c in group.costs if tent is not None and c.variant.label == tent.label), None)
-    theirs = published_times(group, published) if base else {}
+    theirs = published_times(group) if base else {}
     titles = ["accuracy in %", "updates per batch", "forwards", "backwards", "ms per image"]
     titles += ["time, Tent = 1"] if base else []
     titles += ["published (Table 10)"] if theirs else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import re
 import secrets
@@ -14,7 +13,6 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import torch
 from jinja2 import Environment, StrictUndefined
@@ -22,10 +20,10 @@ from python_multipart.exceptions import FormParserError
 from starlette.applications import Starlette
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Message
 
 from trust_tta import __version__
 from trust_tta.config_io import parse_json, read_asset
@@ -34,6 +32,7 @@ from trust_tta.live.inputs import MAX_MAGNITUDE, examine, usable
 from trust_tta.serve import protocol
 from trust_tta.serve.decoding import Decoder
 from trust_tta.serve.metrics import CONTENT_TYPE
+from trust_tta.serve.network import NetworkInfo
 from trust_tta.serve.service import ACTIONS, Service
 from trust_tta.serve.settings import (
     ANSWER_SECONDS,
@@ -47,7 +46,6 @@ T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 MAX_LABELS = 1000  # per request
-MAX_PAGES = 256  # that are open
 MAX_JSON_BYTES = 1 << 18  # of a body that is parsed in the event loop: labels, the name of a fork
 MAX_BYTES_TOTAL = 256 << 20  # of all requests in progress
 MAX_DISCARDED = 4  # times the largest body: how much of a refused one is still read
@@ -56,6 +54,7 @@ POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
+ADDRESS = r"[0-9.]+|\[[0-9a-f:.]+\]"  # as a host: no foreign page can have it as its own name
 log = logging.getLogger("trust_tta.serve")
 
 
@@ -64,7 +63,8 @@ class Api:
 
     def __init__(self, service: Service, *, token: str, note: str = "", allowed_hosts: Iterable[str] = ()) -> None:
         self.service, self.settings, self._token, self._note = service, service.settings, token, note
-        self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in allowed_hosts)}
+        names = "|".join(map(re.escape, ["localhost", socket.gethostname(), *allowed_hosts]))
+        self._hosts = re.compile(f"({names}|{ADDRESS})(:[0-9]+)?", re.IGNORECASE)
         self.decoder = Decoder(service.network.preprocessing, service.settings)
         self._bytes = 0  # of requests in progress
 
@@ -139,7 +139,7 @@ class Api:
         headers = {"Inference-Header-Content-Length": str(header)}
         return Response(content, media_type="application/octet-stream", headers=headers)
 
-    def _model(self, request: Request) -> Any:
+    def _model(self, request: Request) -> NetworkInfo:
         network = self.service.network
         if request.path_params["model"] != network.name:
             raise RequestError(
@@ -159,8 +159,7 @@ class Api:
         stream, adapt = _stream_of(request), _flag(request.query_params.get("adapt"), "adapt")
         if request.headers.get("content-type", "").lower().startswith("multipart/"):
             body, fields = await _read_form(request, body)
-            if "stream" in fields:
-                stream = check_stream_name(fields["stream"])
+            stream = check_stream_name(fields.get("stream", stream))
             adapt = _flag(fields["adapt"], "adapt") if "adapt" in fields else adapt
         pixels = torch.from_numpy(await self.decoder.decode_image(body))
         prediction = await self._wait(self.service.predict(pixels, stream=stream, adapt=adapt))
@@ -250,6 +249,7 @@ class Api:
             version=__version__,
             calibrated=self.service.calibrated,
             note=self._note,
+            remarks=network.notes,
         )
         return Response(html, media_type="text/html", headers={"content-security-policy": POLICY})
 
@@ -260,35 +260,26 @@ class Api:
         )
 
     async def live(self, request: Request) -> Response:
-        """Server-sent events: everything first, then updates."""
-        dashboard = self.service.dashboard
-        if dashboard.listeners >= MAX_PAGES:
-            raise RequestError(503, "too many pages are open", retry_after=10)
-
-        async def messages() -> AsyncIterator[str]:
-            queue = dashboard.listen()
-            try:
-                yield f"retry: 2000\ndata: {await asyncio.to_thread(dashboard.everything)}\n\n"
-                while not await request.is_disconnected():
-                    try:
-                        message = await asyncio.wait_for(queue.get(), 15)
-                    except TimeoutError:
-                        yield ": still here\n\n"
-                        continue
-                    if message is None:
-                        return
-                    yield f"data: {message}\n\n"
-            finally:
-                dashboard.leave(queue)
-
-        return StreamingResponse(messages(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+        """What the page does not show yet: what is newer than `since`, in seconds since 1970."""
+        try:
+            since = float(request.query_params.get("since", "0"))
+        except ValueError:
+            raise BadRequestError("since is not a number; give seconds since 1970") from None
+        news = await asyncio.to_thread(self.service.dashboard.since, since)
+        return JSONResponse(news, headers={"cache-control": "no-store"})
 
     # How a request is handled
 
     def _route(self, path: str, handler: Handler, method: str = "GET", *, private: bool = False) -> Route:
         async def answer(request: Request) -> Response:
-            start = time.perf_counter()
-            response = await self._answer(request, handler, private=private)
+            start, request.state.bytes = time.perf_counter(), 0
+            try:
+                self._check_access(request, private=private)
+                response = await handler(request)
+            except Exception as error:
+                response = refusal(error)
+            finally:
+                self._bytes -= request.state.bytes
             seconds = time.perf_counter() - start
             self.service.metrics.requests.labels(path, str(response.status_code)).inc()
             self.service.metrics.request_seconds.labels(path).observe(seconds)
@@ -299,40 +290,18 @@ class Api:
 
         return Route(path, answer, methods=[method])
 
-    async def _answer(self, request: Request, handler: Handler, *, private: bool) -> Response:
-        request.state.bytes = 0
-        try:
-            self._check_access(request, private=private)
-            return await handler(request)
-        except RequestError as refused:
-            return refusal(refused)
-        except ClientDisconnect:
-            return refusal(BadRequestError("the client disconnected"))
-        except (DataError, ShapeError) as error:
-            return refusal(BadRequestError(str(error)))
-        except TrustError as error:
-            log.error("failed", extra={"reason": str(error)})
-            return refusal(RequestError(500, str(error)))
-        except Exception as error:
-            log.error("an error in trust-tta itself", exc_info=error)
-            return refusal(RequestError(500, "an internal error; see the log of the service"))
-        finally:
-            self._bytes -= request.state.bytes
-
     def _check_access(self, request: Request, *, private: bool) -> None:
         """Refuse foreign hosts and origins, and changes to streams without the token.
 
         A foreign page may rebind its own name to this address, so only known names and IP addresses, which no other
         page can have as its origin, are accepted as the host.
         """
-        given = request.headers.get("host", "")
-        host = _host_of(f"//{given}")
-        if host not in self._hosts and not _is_address(host):
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if not self._hosts.fullmatch(host):
             raise RequestError(
                 403, f"the host {host[:80]!r} is not allowed; start the service with --allowed-host NAME"
             )
-        origin = request.headers.get("origin")
-        if request.method not in ("GET", "HEAD") and origin is not None and origin.partition("://")[2] != given:
+        if request.method not in ("GET", "HEAD") and origin is not None and origin.partition("://")[2] != host:
             raise RequestError(403, "this request comes from a page of another site")
         if private:
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -346,19 +315,17 @@ class Api:
         limit, encoding = limit or self.settings.max_bytes, request.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise RequestError(415, f"the body is compressed ({encoding[:40]!r}); send it uncompressed")
-        chunks, received = [], 0
+        body, received = bytearray(), 0
         try:
             async with asyncio.timeout(self.settings.read_seconds):
                 async for chunk in request.stream():
                     received += len(chunk)
                     if received <= limit:
-                        chunks.append(chunk)
+                        body += chunk
                         request.state.bytes += len(chunk)
                         self._bytes += len(chunk)
-                    elif (
-                        received > MAX_DISCARDED * limit
-                    ):  # until here, so that a client that is sending sees the answer
-                        break
+                    elif received > MAX_DISCARDED * limit:
+                        break  # not earlier: a client that is still sending does not see the answer
                     if self._bytes > MAX_BYTES_TOTAL:
                         raise RequestError(503, "too much data is being received; try again", retry_after=2)
         except TimeoutError:
@@ -366,7 +333,7 @@ class Api:
             raise RequestError(408, f"the request was not complete within {seconds:g} seconds") from None
         if received > limit:
             raise RequestError(413, f"the body has more than {limit} bytes")
-        return b"".join(chunks)
+        return bytes(body)
 
     async def _json_body(self, request: Request) -> Any:
         """The content of a small JSON body."""
@@ -391,12 +358,9 @@ def make_app(api: Api) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         service.start()
         api.decoder.start()
-        updates = asyncio.create_task(service.dashboard.run())
         try:
             yield
         finally:
-            service.dashboard.close()
-            updates.cancel()
             await api.decoder.close()
             await asyncio.to_thread(service.stop)
 
@@ -414,8 +378,17 @@ def make_app(api: Api) -> Starlette:
     return app
 
 
-def refusal(refused: RequestError) -> Response:
+def refusal(error: Exception) -> Response:
     """A status and one line that says why."""
+    refused = error if isinstance(error, RequestError) else BadRequestError(str(error))
+    if isinstance(error, ClientDisconnect):
+        refused = BadRequestError("the client disconnected")
+    elif not isinstance(error, TrustError):
+        log.error("an error in trust-tta itself", exc_info=error)
+        refused = RequestError(500, "an internal error; see the log of the service")
+    elif not isinstance(error, RequestError | DataError | ShapeError):
+        log.error("failed", extra={"reason": str(error)})
+        refused = RequestError(500, str(error))
     headers = {"retry-after": str(refused.retry_after)} if refused.retry_after is not None else {}
     headers |= {"www-authenticate": "Bearer"} if refused.status == 401 else {}
     headers |= {"connection": "close"} if refused.status in (408, 413) else {}  # the rest of the body is not read
@@ -442,46 +415,21 @@ def _flag(text: str | None, name: str) -> bool:
     return text != "false"
 
 
-def _host_of(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-class _Form(MultiPartParser):
-    """Keeps files in memory, where the body already is."""
-
-    spool_max_size = 1 << 40
-
-
 async def _read_form(request: Request, body: bytes) -> tuple[bytes, dict[str, str]]:
-    """The field 'image' of a multipart body, and the text fields."""
+    """The file 'image' of a form, and the text fields."""
 
-    async def chunks() -> AsyncIterator[bytes]:
-        yield body
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body}
 
-    parser = _Form(request.headers, chunks(), max_files=1, max_fields=8, max_part_size=1 << 10)  # type: ignore[arg-type]
     try:
-        form = await parser.parse()
-    except (MultiPartException, FormParserError, ValueError, LookupError) as error:
-        reason = " ".join(str(getattr(error, "message", error)).split())[:200]
+        async with Request(request.scope, receive).form(max_files=1, max_fields=8, max_part_size=1 << 10) as form:
+            image = form.get("image")
+            if isinstance(image, UploadFile):
+                return await image.read(), {name: value for name, value in form.items() if isinstance(value, str)}
+    except (HTTPException, FormParserError, ValueError, LookupError) as error:
+        reason = " ".join(str(getattr(error, "detail", error)).split())[:200]
         raise BadRequestError(f"the form cannot be read: {reason}") from None
-    try:
-        image = form.get("image")
-        if not isinstance(image, UploadFile):
-            raise BadRequestError("the form has no file 'image'; send it as curl -F image=@photo.jpg does")
-        return await image.read(), {name: value for name, value in form.items() if isinstance(value, str)}
-    finally:
-        await form.close()
+    raise BadRequestError("the form has no file 'image'; send it as curl -F image=@photo.jpg does")
 
 
 @cache

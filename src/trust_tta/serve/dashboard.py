@@ -1,11 +1,9 @@
-"""The data of the live page: curves, thumbnails, counts and alarms of each stream; and its listeners."""
+"""The data of the live page: curves, thumbnails, counts and alarms of each stream."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
-import json
 import math
 import threading
 import time
@@ -25,13 +23,12 @@ from trust_tta.serve.engine import BatchResult
 from trust_tta.serve.event_log import RECENT_LABELS, Feedback, LabelCounts
 
 MAX_POINTS = 480  # per curve
-TICK = 0.5  # seconds
+TICK = 0.5  # seconds between two points
 MAX_THUMBNAILS = 10  # per stream
 THUMBNAIL_SIDE = 64  # pixels
 IMAGES_PER_BATCH = 3  # of which thumbnails are kept
 MAX_STREAMS = 64  # with curves
 MAX_EVENTS = 60
-MAX_BACKLOG = 16  # messages by which a slow listener may lag
 
 # One point of a curve: seconds since 1970, then means over a tick (None: unknown).
 CURVES = ("time", "entropy", "confidence", "weight", "certainty", "agreement", "accuracy")
@@ -49,14 +46,16 @@ class Thumbnail:
     right: bool | None = None
     url: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, preprocessing: Preprocessing) -> dict[str, Any]:
+        if self.image is not None:
+            self.url, self.image = thumbnail(self.image, preprocessing), None
         shown = {"id": self.id, "src": self.url, "label": self.label}
         return {**shown, "confidence": _finite(self.confidence), "right": self.right}
 
 
 @dataclass
 class StreamView:
-    """One stream on the page."""
+    """One stream on the page. `changed`: seconds since 1970."""
 
     name: str
     number: int  # in order of appearance
@@ -71,8 +70,8 @@ class StreamView:
     alarms: set[str] = field(default_factory=set)
     points: deque[list[float | None]] = field(default_factory=lambda: deque(maxlen=MAX_POINTS))
     thumbnails: deque[Thumbnail] = field(default_factory=lambda: deque(maxlen=MAX_THUMBNAILS))
-    readings: list[dict[str, Any]] = field(default_factory=list)  # of this tick
-    changed: bool = False
+    readings: list[dict[str, Any]] = field(default_factory=list)  # of the last point
+    changed: float = 0.0
 
     def summary(self) -> dict[str, Any]:
         plain = ("name", "number", "batches", "images", "adapted", "paused", "labels", "right", "accuracy")
@@ -84,9 +83,22 @@ class StreamView:
         """Over the last labels."""
         return sum(self.recent.values()) / len(self.recent) if self.recent else None
 
+    def add_point(self, reading: dict[str, Any] | None = None) -> None:
+        """Extend the curves; what comes within a tick is averaged in one point."""
+        self.changed = now = time.time()
+        while self.points and (self.points[-1][0] or 0) > now:  # the clock was set back
+            self.points.pop()
+        if self.points and now - (self.points[-1][0] or 0) < TICK:
+            now = self.points.pop()[0] or now
+        else:
+            self.readings = []
+        self.readings += [] if reading is None else [reading]
+        means = [_mean(r.get(name) for r in self.readings) for name in CURVES[1:-1]]
+        self.points.append([now, *means, self.accuracy])
+
 
 class Dashboard:
-    """Written by the engine's threads, read by the event loop's.
+    """Written by the engine's thread; the page asks for what is new every second.
 
     `count_labels` returns the labels of a stream that are stored already.
     """
@@ -102,13 +114,7 @@ class Dashboard:
         self._views: OrderedDict[str, StreamView] = OrderedDict()  # the most recently updated comes last
         self._made = 0
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
-        self._new_events: list[dict[str, Any]] = []  # since the last tick
-        self._removed: list[str] = []
         self._lock = threading.Lock()
-        self._listeners: set[asyncio.Queue[str | None]] = set()
-        self._closed = False
-
-    # Updates
 
     def add_batch(self, batch: BatchResult) -> None:
         labeled = (p for p in batch.predictions if p.output.ndim == 2)  # not segmentation
@@ -118,10 +124,10 @@ class Dashboard:
         with self._lock:
             view = self._view(batch.name)
             view.batches, view.images = batch.stream.batches, batch.stream.images
-            view.adapted, view.paused, view.changed = batch.result.adapted, batch.stream.paused, True
-            if batch.result.reading is not None:
-                view.reading = batch.result.reading.as_dict()
-                view.readings.append(view.reading)
+            view.adapted, view.paused = batch.result.adapted, batch.stream.paused
+            reading = batch.result.reading.as_dict() if batch.result.reading is not None else None
+            view.reading = reading or view.reading
+            view.add_point(reading)
             for i, (name, row) in enumerate(rows):
                 confidence, best = row.max(0)
                 image = batch.images[i].detach().cpu()
@@ -132,21 +138,19 @@ class Dashboard:
         del shown["number"]  # in the stream; the page goes by the id
         with self._lock:
             view = self._view(stream)
-            view.changed = True
+            view.changed = time.time()
             if event.kind == "few_classes":
                 view.alarms.add(event.kind)
             view.alarms.discard(event.kind.removesuffix("_over") if event.kind.endswith("_over") else "")
             if event.kind == "request" and event.action in ("pause", "resume"):
                 view.paused = event.action == "pause"
             self._events.append(shown)
-            self._new_events.append(shown)
 
     def add_feedback(self, feedback: Feedback) -> None:
         """Count a label that has been stored, or corrected."""
         with self._lock:
             known = feedback.stream in self._views
             view = self._view(feedback.stream)  # a new view counts all stored labels, this one too
-            view.changed = True
             if known and feedback.previous is None:
                 view.labels, view.right = view.labels + 1, view.right + feedback.correct
                 view.recent[feedback.prediction] = feedback.correct
@@ -159,6 +163,7 @@ class Dashboard:
             for shown in view.thumbnails:
                 if shown.id == feedback.prediction:
                     shown.right = feedback.correct
+            view.add_point()
 
     def restore(self, events: Iterable[dict[str, Any]], streams: Iterable[str]) -> None:
         """Show stored events, and the label counts of streams."""
@@ -171,7 +176,6 @@ class Dashboard:
     def remove(self, stream: str) -> None:
         with self._lock:
             self._views.pop(stream, None)
-            self._removed.append(stream)
 
     def label_of(self, number: int) -> str:
         return self.classes[number] if self.classes and number < len(self.classes) else str(number)
@@ -179,6 +183,19 @@ class Dashboard:
     def summaries(self) -> dict[str, dict[str, Any]]:
         with self._lock:
             return {name: view.summary() for name, view in self._views.items()}
+
+    def since(self, moment: float) -> dict[str, Any]:
+        """What the page shows that is newer than a time in seconds since 1970, and the names of all streams."""
+        with self._lock:
+            streams = [
+                view.summary()
+                | {"points": [point for point in view.points if (point[0] or 0) >= moment]}
+                | {"shown": [shown.as_dict(self.preprocessing) for shown in view.thumbnails]}
+                for view in self._views.values()
+                if view.changed >= moment
+            ]
+            events = [event for event in self._events if event["time"] >= moment]
+            return {"now": time.time(), "names": list(self._views), "streams": streams, "events": events}
 
     def _view(self, name: str) -> StreamView:
         if name not in self._views:
@@ -191,93 +208,11 @@ class Dashboard:
             self._views.popitem(last=False)
         return view
 
-    # Messages to listeners
 
-    async def run(self) -> None:
-        """Send listeners what is new, twice a second."""
-        while not self._closed:
-            await asyncio.sleep(TICK)
-            message = await asyncio.to_thread(self.tick)
-            if message:
-                self._send(message)
-
-    def tick(self) -> str:
-        """Add a point to each curve that changed; returns the message about it, empty if nothing is new."""
-        now = time.time()
-        with self._lock:
-            for view in self._views.values():
-                while view.points and (view.points[-1][0] or 0) > now:  # the clock was set back
-                    view.points.pop()
-            changed = [view for view in self._views.values() if view.changed]
-            updates = []
-            for view in changed:
-                point = _point(now, view)
-                view.points.append(point)
-                view.readings, view.changed = [], False
-                updates.append((view, [point]))
-            events, self._new_events, removed, self._removed = self._new_events, [], self._removed, []
-            if not self._listeners or not (updates or events or removed):
-                return ""
-            return self._message(updates, events, removed)
-
-    def everything(self) -> str:
-        """The first message to a new listener."""
-        with self._lock:
-            return self._message([(view, list(view.points)) for view in self._views.values()], list(self._events), [])
-
-    def _message(
-        self, views: list[tuple[StreamView, list[list[float | None]]]], events: list[dict[str, Any]], removed: list[str]
-    ) -> str:
-        streams = []
-        for view, points in views:
-            for shown in view.thumbnails:
-                if shown.image is not None:
-                    shown.url, shown.image = thumbnail(shown.image, self.preprocessing), None
-            streams.append({**view.summary(), "points": points, "shown": [s.as_dict() for s in view.thumbnails]})
-        return json.dumps({"streams": streams, "events": events, "removed": removed}, allow_nan=False)
-
-    def listen(self) -> asyncio.Queue[str | None]:
-        """A queue of messages; None ends it."""
-        queue: asyncio.Queue[str | None] = asyncio.Queue(MAX_BACKLOG)
-        self._listeners.add(queue)
-        if self._closed:
-            queue.put_nowait(None)
-        return queue
-
-    def leave(self, queue: asyncio.Queue[str | None]) -> None:
-        self._listeners.discard(queue)
-
-    @property
-    def listeners(self) -> int:
-        return len(self._listeners)
-
-    def close(self) -> None:
-        """End all listeners; call it in the event loop's thread."""
-        self._closed = True
-        for queue in list(self._listeners):
-            _end(queue)
-
-    def _send(self, message: str) -> None:
-        for queue in list(self._listeners):
-            if queue.full():  # the page reconnects by itself and gets everything again
-                self._listeners.discard(queue)
-                _end(queue)
-            else:
-                queue.put_nowait(message)
-
-
-def _end(queue: asyncio.Queue[str | None]) -> None:
-    while queue.full():
-        queue.get_nowait()
-    queue.put_nowait(None)
-
-
-def _point(now: float, view: StreamView) -> list[float | None]:
-    means = []
-    for name in CURVES[1:-1]:
-        values = [r[name] for r in view.readings if r.get(name) is not None]
-        means.append(_finite(sum(values) / len(values)) if values else None)
-    return [round(now, 2), *means, view.accuracy]
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    mean: float | None = _finite(sum(known) / len(known)) if known else None
+    return mean
 
 
 def _shown(evidence: Mapping[str, Any]) -> dict[str, Any]:

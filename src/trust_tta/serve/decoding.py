@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import io
-import queue
 import signal
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -129,19 +129,17 @@ def run_worker(settings: Settings, preprocessing: Preprocessing, connection: Con
 
 
 class Decoder:
-    """Worker processes, each with a thread that waits for it; use it in one event loop."""
+    """Worker processes, each with a thread that waits for it."""
 
     def __init__(self, preprocessing: Preprocessing, settings: Settings) -> None:
         self.preprocessing, self.settings = preprocessing, settings
         self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="decoder")
-        self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()  # one for each thread; None: to be started
+        self._own = threading.local()  # the worker of each thread
         self._processes: set[BaseProcess] = set()
         self._closed = False
 
     def start(self) -> None:
         """Start the workers; requests wait until they are ready."""
-        for _ in range(WORKERS):
-            self._idle.put(None)
         for _ in range(WORKERS):
             self._threads.submit(self._exchange, (b"",))
 
@@ -175,23 +173,22 @@ class Decoder:
         return answer
 
     def _exchange(self, message: Any) -> Any:
-        """Send a message to an idle worker, started if need be, and wait; one that takes too long is killed."""
-        worker, done, seconds = self._idle.get(), False, self.settings.decode_seconds
+        """Send a message to the thread's worker and wait; one that takes too long is killed, and replaced."""
+        worker: Worker = getattr(self._own, "worker", None) or self._start()
+        process, connection = worker
+        self._own.worker, seconds = None, self.settings.decode_seconds
         try:
-            worker = worker or self._start()
-            connection = worker[1]
             connection.send(message)
             if not connection.poll(seconds):
                 return 413, f"decoding took more than {seconds:g} seconds; send less, or smaller images"
             answer = connection.recv()
-            done = True
+            self._own.worker = worker
             return answer
         except (EOFError, OSError):
             return (503, "the service is stopping") if self._closed else (413, "decoding failed; send smaller images")
         finally:
-            self._idle.put(worker if done else None)
-            if worker is not None and not done:
-                self._retire(worker[0])
+            if self._own.worker is None:
+                self._retire(process)
 
     def _start(self) -> Worker:
         context = get_context("spawn")
@@ -217,7 +214,9 @@ class Decoder:
 
     def stop_soon(self) -> None:
         """Kill the workers after a moment in which they may finish."""
-        asyncio.get_running_loop().call_later(STOP_SECONDS, self.kill)
+        timer = threading.Timer(STOP_SECONDS, self.kill)
+        timer.daemon = True
+        timer.start()
 
     def kill(self) -> None:
         """Kill the workers; requests are refused from now on."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -60,24 +60,22 @@ class BatchResult(NamedTuple):
     seconds: float
 
 
-class QueueKey(NamedTuple):
-    """Requests with the same key may share a batch."""
-
-    stream: str
-    adapt: bool
-
-
 @dataclass(eq=False)
 class PredictRequest:
-    """Images (n, ...) and the future of their prediction."""
+    """Images (n, ...) for a stream, and the future of their prediction."""
 
+    stream: str
     images: Tensor
+    adapt: bool
     future: Future[RequestPrediction] = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
 
+    def shares_batch_with(self, other: PredictRequest) -> bool:
+        return (self.stream, self.adapt) == (other.stream, other.adapt)
+
 
 class Engine:
-    """Runs the due batch that has waited longest: one that is full, or has waited for `max_wait` seconds.
+    """Runs the batch of the oldest request as soon as it is full, or has waited for `max_wait` seconds.
 
     `on_batch` is called with every batch before its requests are answered.
     """
@@ -89,11 +87,10 @@ class Engine:
         settings: Settings,
         on_batch: Callable[[BatchResult], None],
     ) -> None:
-        self.streams, self.preprocessing, self.settings = streams, preprocessing, settings
+        self.streams, self.normalize, self.settings = streams, preprocessing.normalize, settings
         self._on_batch = on_batch
-        self.queued = 0  # images
-        self._queues: dict[QueueKey, deque[PredictRequest]] = {}
-        self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._requests: deque[PredictRequest] = deque()  # the oldest comes first
+        self._tasks: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()  # guards the fields above
         self._seconds_per_image = 0.01
         self._draining = False
@@ -103,20 +100,26 @@ class Engine:
         self._worker.start()
 
     @property
+    def queued(self) -> int:
+        """The number of images that wait."""
+        return sum(len(request.images) for request in list(self._requests))
+
+    @property
     def alive(self) -> bool:
         return self._worker.is_alive() and not self._draining
 
     def submit(self, stream: str, images: Tensor, *, adapt: bool) -> Future[RequestPrediction]:
         """Queue images for a stream: pixels (n, size, size, 3) or network input (n, 3, size, size)."""
-        request = PredictRequest(images)
+        request = PredictRequest(stream, images, adapt)
         with self._changed:
             self._check_open()
-            self._check_room(stream, len(images))
-            queue = self._queues.setdefault(QueueKey(stream, adapt), deque())
-            queue.append(request)
-            self.queued += len(images)
-            if len(queue) == 1 or _images(queue) >= self.settings.batch_size:
-                self._changed.notify()
+            if self.queued + len(images) > self.settings.max_queued_total:
+                raise self._full(503, f"{self.queued} images are queued")
+            own = sum(len(other.images) for other in self._requests if other.stream == stream)
+            if own + len(images) > self.settings.max_queued:
+                raise self._full(429, f"{own} images of the stream '{stream}' are queued")
+            self._requests.append(request)
+            self._changed.notify()
         return request.future
 
     def submit_task(self, function: Callable[[], T]) -> Future[T]:
@@ -124,7 +127,7 @@ class Engine:
         future: Future[T] = Future()
         with self._changed:
             self._check_open()
-            self._tasks.append((function, future))
+            self._tasks.append(partial(_run_task, function, future))
             self._changed.notify()
         return future
 
@@ -141,95 +144,71 @@ class Engine:
         if self._draining:
             raise RequestError(503, "the service is stopping", retry_after=5)
 
-    def _check_room(self, stream: str, count: int) -> None:
-        """Refuse images where a queue is full; the client is told when to try again."""
+    def _full(self, status: int, reason: str) -> RequestError:
+        """A refusal that says when the queue will be done."""
         retry_after = 1 + int(self.queued * self._seconds_per_image)
-        if self.queued + count > self.settings.max_queued_total:
-            reason = f"{self.queued} images are queued, and no more are accepted for now"
-            raise RequestError(503, reason, retry_after=retry_after)
-        own = sum(_images(queue) for key, queue in self._queues.items() if key.stream == stream)
-        if own + count > self.settings.max_queued:
-            reason = f"{own} images of the stream '{stream}' are queued, and no more are accepted for now"
-            raise RequestError(429, reason, retry_after=retry_after)
+        return RequestError(status, f"{reason}, and no more are accepted for now", retry_after=retry_after)
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
-            if isinstance(work[0], QueueKey):
-                self._run_batch(*work)
-            else:
-                _run_task(*work)
+            work()
 
-    def _next(self) -> Any:
-        """Wait for a task (function, future) or a batch (key, requests); None once everything is drained."""
-        settings = self.settings
+    def _next(self) -> Callable[[], None] | None:
+        """Wait for a task or a batch; None once everything is drained."""
         with self._changed:
             while not self._tasks:
-                now = time.monotonic()
-                due = [
-                    (queue[0].since, key)
-                    for key, queue in self._queues.items()
-                    if self._draining
-                    or queue[0].since + settings.max_wait <= now
-                    or _images(queue) >= settings.batch_size
-                ]
-                if due:
-                    key = min(due)[1]
-                    return key, self._take(key)
-                if self._draining:
+                batch = self._oldest_batch()
+                left = batch[0].since + self.settings.max_wait - time.monotonic() if batch else None
+                if left is None and self._draining:
                     return None
-                oldest = min((queue[0].since for queue in self._queues.values()), default=None)
-                self._changed.wait(None if oldest is None else max(0.0, oldest + settings.max_wait - now))
+                full = sum(len(request.images) for request in batch) >= self.settings.batch_size
+                if left is not None and (self._draining or full or left <= 0):
+                    self._requests = deque(request for request in self._requests if request not in batch)
+                    return partial(self._run_batch, [r for r in batch if r.future.set_running_or_notify_cancel()])
+                self._changed.wait(left)
             return self._tasks.popleft()
 
-    def _take(self, key: QueueKey) -> list[PredictRequest]:
-        """Remove whole requests of one batch from a queue, in order; at least one."""
-        queue, chosen, images = self._queues[key], list[PredictRequest](), 0
-        while queue and (not chosen or images + len(queue[0].images) <= self.settings.batch_size):
-            images += len(queue[0].images)
-            chosen.append(queue.popleft())
-        if not queue:
-            del self._queues[key]
-        self.queued -= images
-        return [request for request in chosen if request.future.set_running_or_notify_cancel()]
+    def _oldest_batch(self) -> list[PredictRequest]:
+        """The oldest request and those that share its batch: whole ones in order, as long as they fit."""
+        batch, images = list[PredictRequest](), 0
+        for request in self._requests:
+            if not batch or request.shares_batch_with(batch[0]):
+                images += len(request.images)
+                if batch and images > self.settings.batch_size:
+                    break
+                batch.append(request)
+        return batch
 
-    def _run_batch(self, key: QueueKey, requests: list[PredictRequest]) -> None:
-        if not requests:
-            return
+    def _run_batch(self, requests: list[PredictRequest]) -> None:
+        """Answer requests; if they fail together, one by one, so that only the one at fault fails."""
         try:
-            predictions = self._predict(key, requests)
+            predictions = self._predict(requests) if requests else []
         except Exception as error:
             if len(requests) == 1:
                 requests[0].future.set_exception(error)
-            else:  # one by one, so that only the request whose images are at fault fails
+            else:
                 for request in requests:
-                    self._run_batch(key, [request])
+                    self._run_batch([request])
             return
         for request, prediction in zip(requests, predictions, strict=True):
             request.future.set_result(prediction)
 
-    def _predict(self, key: QueueKey, requests: list[PredictRequest]) -> list[RequestPrediction]:
+    def _predict(self, requests: list[PredictRequest]) -> list[RequestPrediction]:
         start = time.perf_counter()
-        stream = self.streams.open(key.stream)
-        images = self.join([request.images for request in requests])
-        result = stream(images, adapt=key.adapt)
-        parts = result.logits.detach().float().cpu().split([len(request.images) for request in requests])
+        name, adapt = requests[0].stream, requests[0].adapt
+        stream = self.streams.open(name)
+        parts = [r.images if r.images.is_floating_point() else self.normalize(r.images) for r in requests]
+        images = torch.cat(parts)
+        result = stream(images, adapt=adapt)
+        outputs = result.logits.detach().float().cpu().split([len(part) for part in parts])
         predictions = [
-            RequestPrediction(secrets.token_hex(8), part, result.adapted, stream.method.probabilities) for part in parts
+            RequestPrediction(secrets.token_hex(8), output, result.adapted, stream.method.probabilities)
+            for output in outputs
         ]
         seconds = time.perf_counter() - start
-        self._on_batch(BatchResult(stream, key.stream, images, predictions, result, seconds))
+        self._on_batch(BatchResult(stream, name, images, predictions, result, seconds))
         self._seconds_per_image = 0.9 * self._seconds_per_image + 0.1 * seconds / len(images)
         return predictions
-
-    def join(self, parts: list[Tensor]) -> Tensor:
-        """The network input (n, 3, size, size) of several requests; pixels alone are normalized as one batch."""
-        if not any(part.is_floating_point() for part in parts):
-            return self.preprocessing.normalize(torch.cat(parts))
-        return torch.cat([part if part.is_floating_point() else self.preprocessing.normalize(part) for part in parts])
-
-
-def _images(queue: deque[PredictRequest]) -> int:
-    return sum(len(request.images) for request in queue)
 
 
 def _run_task(function: Callable[[], Any], future: Future[Any]) -> None:

@@ -10,8 +10,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from trust_tta import __version__
-
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -32,11 +30,12 @@ OF_STREAMS = {
 
 
 class Metrics:
-    """Counters and histograms that the service updates, and gauges that are computed when they are read."""
+    """Counters and histograms that the service updates, and `gauges` that are computed when they are read."""
 
-    def __init__(self) -> None:
+    def __init__(self, gauges: Callable[[], Iterable[Metric]] = tuple) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series
         self.registry = CollectorRegistry()
+        self.registry.register(_Metrics(gauges))
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(f"trust_tta_{name}", text, labels, registry=self.registry)
@@ -53,26 +52,6 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float], labels: tuple[str, ...] = ()) -> Histogram:
         return Histogram(f"trust_tta_{name}", text, labels, buckets=tuple(buckets), registry=self.registry)
-
-    def watch(
-        self,
-        *,
-        queued: Callable[[], int],
-        streams: Callable[[], tuple[int, int]],
-        readings: Callable[[], Mapping[str, Mapping[str, float | int | None]]],
-    ) -> None:
-        """Register the sources of the gauges: queued images, streams (in memory, in total), and their last readings."""
-
-        def gauges() -> Iterator[Metric]:
-            yield gauge("build_info", "the version that runs", "version", {__version__: 1})
-            yield GaugeMetricFamily("trust_tta_queued_images", "queued images", value=queued())
-            loaded, total = streams()
-            yield gauge("streams", "streams by where they are", "place", {"memory": loaded, "disk": total - loaded})
-            last = readings()
-            for key, (name, text) in OF_STREAMS.items():
-                yield gauge(name, text, "stream", {stream: reading.get(key) for stream, reading in last.items()})
-
-        self.registry.register(_Metrics(gauges))
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -100,6 +79,12 @@ def gauge(name: str, text: str, label: str, values: Mapping[str, float | None]) 
         if value is not None:
             family.add_metric([place], value)
     return family
+
+
+def stream_gauges(readings: Mapping[str, Mapping[str, float | None]]) -> Iterator[Metric]:
+    """The gauges of `OF_STREAMS`, from the last reading of each stream."""
+    for key, (name, text) in OF_STREAMS.items():
+        yield gauge(name, text, "stream", {stream: reading.get(key) for stream, reading in readings.items()})
 
 
 def sum_metrics(texts: Iterable[bytes]) -> dict[str, Metric]:

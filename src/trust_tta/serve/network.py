@@ -25,13 +25,14 @@ WARM_UP_IMAGES = 8
 
 @dataclass(frozen=True, eq=False)
 class NetworkInfo:
-    """The public description of a served network. `outputs`: the shape of one image's logits."""
+    """The public description of a served network. `outputs`: shape of one image's logits; `notes`: for its users."""
 
     name: str
     method_name: str
     preprocessing: Preprocessing
     classes: tuple[str, ...] | None
     outputs: tuple[int, ...]
+    notes: tuple[str, ...]
 
     def read_label(self, given: Any) -> int:
         """The number of a class that a client gives by number or by name."""
@@ -48,11 +49,10 @@ class NetworkInfo:
 
 @dataclass(frozen=True, eq=False)
 class ServedNetwork(NetworkInfo):
-    """A network and the method over it, which each stream forks. `notes`: lines to print at start."""
+    """A network and the method over it, which each stream forks."""
 
     method: Method
     checkpoint: Checkpoint
-    notes: tuple[str, ...] = ()
 
     def info(self) -> NetworkInfo:
         """Everything but the weights, for a process that does not load them."""

@@ -153,16 +153,14 @@ def run_server(server: Server, listener: socket.socket) -> None:
 
 
 class Server(uvicorn.Server):
-    """Reports when it is ready; when it is to stop, it disconnects the live pages and ends slow decoding."""
+    """Reports when it is ready; when it is to stop, it ends slow decoding."""
 
     def __init__(self, config: uvicorn.Config, api: Api, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._api, self._on_ready = api, on_ready
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._decoder, self._on_ready = api.decoder, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._loop = asyncio.get_running_loop()
         self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -172,9 +170,7 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """Stop as on SIGTERM; may be called from any thread."""
         self.should_exit = True
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._api.service.dashboard.close)
-            self._loop.call_soon_threadsafe(self._api.decoder.stop_soon)
+        self._decoder.stop_soon()
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

@@ -6,44 +6,57 @@ import json
 import logging
 import os
 import sqlite3
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial, wraps
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from torch import Tensor
 
+from trust_tta import __version__
 from trust_tta.atomic import write_whole
 from trust_tta.config_io import read_json
-from trust_tta.errors import ConfigError, StateError, TrustWarning
+from trust_tta.errors import ConfigError, StateError
 from trust_tta.live.calibration import calibrate
 from trust_tta.live.guard import Event, Guard
 from trust_tta.live.snapshots import Folder, hold, read_state, write_state
 from trust_tta.live.stream import REFERENCE_FILE, Stream
 from trust_tta.methods.base import Method
 from trust_tta.methods.state import network_state
-from trust_tta.models.base import ScanNetwork
-from trust_tta.models.checkpoint import CHECKED_BATCHES
 from trust_tta.models.weights import encode_weights
+from trust_tta.preprocessing import network_input
 from trust_tta.serve.dashboard import Dashboard
 from trust_tta.serve.engine import BatchResult, Engine, RequestPrediction
 from trust_tta.serve.event_log import EventLog, Feedback, LabelCounts, StoredPrediction
-from trust_tta.serve.metrics import Metrics
+from trust_tta.serve.metrics import Metrics, gauge, stream_gauges
 from trust_tta.serve.network import ServedNetwork
 from trust_tta.serve.settings import BadRequestError, RequestError, Settings
 from trust_tta.serve.stream_cache import DISK_RETRY_SECONDS, StreamCache
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 ACTIONS = ("pause", "resume", "rollback", "reset")
 EVENT_LOG_FILE = "journal.sqlite"
 
 log = logging.getLogger("trust_tta.serve")
+
+
+def between_batches(method: Callable[Concatenate[Service, P], T]) -> Callable[Concatenate[Service, P], Future[T]]:
+    """A method that the engine's thread calls between two batches; the caller gets a future."""
+
+    @wraps(method)
+    def submit(self: Service, /, *given: P.args, **named: P.kwargs) -> Future[T]:
+        return self.engine.submit_task(partial(method, self, *given, **named))
+
+    return submit
 
 
 class Service:
@@ -68,7 +81,7 @@ class Service:
         self._unlock = weakref.finalize(self, _close, hold(folder / "lock"))
         _check_identity(folder / "service.json", network.identity())
         self.event_log = EventLog(folder / EVENT_LOG_FILE)
-        self.metrics = Metrics()
+        self.metrics = Metrics(self._gauges)
         self.dashboard = Dashboard(network.preprocessing, classes=network.classes, count_labels=self._count_labels)
         self.streams = StreamCache(
             network.method,
@@ -80,14 +93,7 @@ class Service:
         )
         self.engine = Engine(self.streams, network.preprocessing, self.settings, self._on_batch)
         self._unrecorded: set[str] = set()  # streams with an event that could not be written
-        checks_itself = isinstance(network.method.model, ScanNetwork)
-        self._unchecked_batches = 0 if checks_itself else CHECKED_BATCHES
         self.dashboard.restore(self.events(None, 60), self.event_log.labeled_streams())
-        self.metrics.watch(
-            queued=lambda: self.engine.queued,
-            streams=lambda: (len(self.streams.loaded), len(self.streams.names)),
-            readings=self._readings,
-        )
 
     @property
     def calibrated(self) -> bool:
@@ -117,16 +123,9 @@ class Service:
     def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[RequestPrediction]:
         """Queue pixels (n, size, size, 3) or network input (n, 3, size, size)."""
         self.streams.check_room(stream)
-        if self._unchecked_batches and images.is_floating_point():
-            self._check_input(images)
+        if images.is_floating_point():
+            network_input(self.network.method.model, images)  # warns where they were not preprocessed
         return self.engine.submit(stream, images, adapt=adapt)
-
-    def _check_input(self, images: Tensor) -> None:
-        """Warn if network input cannot have gone through the preprocessing; our own networks check this themselves."""
-        self._unchecked_batches -= 1
-        if mismatch := self.network.preprocessing.mismatch(images):
-            self._unchecked_batches = 0
-            warnings.warn(f"{mismatch}; send pixels as UINT8, or preprocess them", TrustWarning, stacklevel=2)
 
     def give_feedback(self, labels: Sequence[tuple[str, int]]) -> list[Feedback | None]:
         """Store labels of predictions; they are on disk when this returns. None for each unknown prediction."""
@@ -140,40 +139,103 @@ class Service:
                 if feedback.previous is None:
                     self.metrics.feedback.labels(str(feedback.correct).lower()).inc()
                 self.dashboard.add_feedback(feedback)
-        self._tell_guards([feedback for feedback in found if feedback and feedback.previous is None])
+        if told := [feedback for feedback in found if feedback and feedback.previous is None and feedback.compared]:
+            with suppress(RequestError):  # the service is stopping; the labels are stored
+                self._tell_guards(told)
         return found
 
+    @between_batches
     def _tell_guards(self, labels: Sequence[Feedback]) -> None:
         """Let labels of images that the source predicted too enter the tests of their streams."""
         batches: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
         for feedback in labels:
-            if feedback.compared is not None:
-                batch, *classes = feedback.compared
-                batches.setdefault((feedback.stream, batch), []).append((classes[0], classes[1], feedback.label))
+            batch, adapted, source = feedback.compared or (0, 0, 0)
+            batches.setdefault((feedback.stream, batch), []).append((adapted, source, feedback.label))
+        for (name, batch), rows in batches.items():
+            try:
+                if name in self.streams:
+                    told = torch.tensor(rows)
+                    self.streams.open(name).add_labels(told[:, :2], told[:, 2], batch=batch)
+            except (RequestError, StateError) as error:
+                log.warning("labels do not reach the guard", extra={"stream": name, "reason": str(error)})
 
-        def tell() -> None:
-            for (name, batch), rows in batches.items():
-                try:
-                    if name in self.streams:
-                        told = torch.tensor(rows)
-                        self.streams.open(name).add_labels(told[:, :2], told[:, 2], batch=batch)
-                except (RequestError, StateError) as error:
-                    log.warning("labels do not reach the guard", extra={"stream": name, "reason": str(error)})
+    # Changes to streams
 
-        if batches:
-            with suppress(RequestError):  # the service is stopping; the labels are stored
-                self.engine.submit_task(tell)
-
-    # Changes to streams, made by the engine between two batches
-
-    def act(self, name: str, action: str) -> Future[dict[str, Any]]:
+    @between_batches
+    def act(self, name: str, action: str) -> dict[str, Any]:
         """Pause, resume, roll back or reset a stream."""
+        stream = self._open(name)
+        return {"stream": name, "action": self._change(name, stream, getattr(stream, action)).action}
 
-        def act() -> dict[str, Any]:
-            stream = self.streams.open(name)
-            return {"stream": name, "action": self._change(name, stream, getattr(stream, action)).action}
+    @between_batches
+    def fork(self, name: str, new: str) -> dict[str, Any]:
+        """Create the stream `new`, which continues from this one."""
+        self._open(name)
+        self.streams.fork(name, new)
+        stream = self.streams.open(new)
+        return {"stream": new, "batches": stream.batches, "images": stream.images}
 
-        return self._submit(name, act)
+    @between_batches
+    def remove(self, name: str) -> None:
+        """Remove a stream with its snapshots, predictions and labels."""
+        self._check_known(name)
+        self.streams.remove(name)
+        try:
+            self.event_log.remove_stream(name)
+        except sqlite3.Error as error:
+            log.error("labels cannot be removed", extra={"stream": name, "reason": str(error)})
+            raise RequestError(
+                503, f"the labels of the stream '{name}' cannot be removed", retry_after=DISK_RETRY_SECONDS
+            ) from None
+        self.dashboard.remove(name)
+
+    @between_batches
+    def release(self, name: str) -> None:
+        """Write a snapshot of a stream and close it, so that another service can open it."""
+        self.streams.store(name)
+        self.dashboard.remove(name)
+
+    @between_batches
+    def read_state(self, name: str) -> bytes:
+        """The stream as a snapshot: a safetensors file."""
+        self._open(name)
+        self.streams.store(name)  # writes a snapshot
+        with closing(Folder(self.streams.folder / name)) as folder:
+            return folder.file(folder.numbers()[-1]).read_bytes()
+
+    @between_batches
+    def write_state(self, name: str, content: bytes) -> dict[str, Any]:
+        """Let a stream, which may be new, continue from a snapshot: a safetensors file."""
+        new = name not in self.streams
+        with NamedTemporaryFile(suffix=".safetensors") as file:
+            try:
+                file.write(content)
+                file.flush()
+                read_state(Path(file.name))  # before a stream is made for it
+                stream = self.streams.open(name)
+                event = self._change(name, stream, lambda: stream.load(file.name))
+                return {"stream": name, "action": event.action, "batches": stream.batches}
+            except StateError as error:
+                refused: RequestError = BadRequestError(str(error).replace(file.name, "that was sent"))
+            except OSError as error:
+                refused = RequestError(503, f"the state cannot be kept ({error.strerror}); free the disk")
+            if new and name in self.streams:
+                self.streams.remove(name)
+            raise refused
+
+    @between_batches
+    def read_checkpoint(self, name: str) -> bytes:
+        """The whole adapted network: a safetensors file that `create_model` takes."""
+        return adapted_checkpoint(self.network, self._open(name).method)
+
+    def _check_known(self, name: str) -> None:
+        if name not in self.streams:
+            raise RequestError(404, f"there is no stream '{name}'; GET /streams lists them")
+
+    def _open(self, name: str) -> Stream:
+        """A stream that exists."""
+        self._check_known(name)
+        return self.streams.open(name)
 
     def _change(self, name: str, stream: Stream, change: Callable[[], Event]) -> Event:
         """Change a stream; refuse to acknowledge it unless the snapshot and the event are on disk."""
@@ -188,89 +250,7 @@ class Service:
             )
         return event
 
-    def fork(self, name: str, new: str) -> Future[dict[str, Any]]:
-        """Create the stream `new`, which continues from this one."""
-
-        def fork() -> dict[str, Any]:
-            self.streams.fork(name, new)
-            stream = self.streams.open(new)
-            return {"stream": new, "batches": stream.batches, "images": stream.images}
-
-        return self._submit(name, fork)
-
-    def remove(self, name: str) -> Future[None]:
-        """Remove a stream with its snapshots, predictions and labels."""
-
-        def remove() -> None:
-            self.streams.remove(name)
-            try:
-                self.event_log.remove_stream(name)
-            except sqlite3.Error as error:
-                log.error("labels cannot be removed", extra={"stream": name, "reason": str(error)})
-                raise RequestError(
-                    503, f"the labels of the stream '{name}' cannot be removed", retry_after=DISK_RETRY_SECONDS
-                ) from None
-            self.dashboard.remove(name)
-
-        return self._submit(name, remove)
-
-    def release(self, name: str) -> Future[None]:
-        """Write a snapshot of a stream and close it, so that another service can open it."""
-
-        def release() -> None:
-            self.streams.store(name)
-            self.dashboard.remove(name)
-
-        return self.engine.submit_task(release)
-
-    def read_state(self, name: str) -> Future[bytes]:
-        """The stream as a snapshot: a safetensors file."""
-
-        def read() -> bytes:
-            self.streams.open(name)
-            self.streams.store(name)  # writes a snapshot
-            folder = Folder(self.streams.folder / name)
-            try:
-                return folder.file(folder.numbers()[-1]).read_bytes()
-            finally:
-                folder.close()
-
-        return self._submit(name, read)
-
-    def write_state(self, name: str, content: bytes) -> Future[dict[str, Any]]:
-        """Let a stream, which may be new, continue from a snapshot: a safetensors file."""
-
-        def write() -> dict[str, Any]:
-            new = name not in self.streams
-            with NamedTemporaryFile(suffix=".safetensors") as file:
-                try:
-                    file.write(content)
-                    file.flush()
-                    read_state(Path(file.name))  # before a stream is made for it
-                    stream = self.streams.open(name)
-                    event = self._change(name, stream, lambda: stream.load(file.name))
-                    return {"stream": name, "action": event.action, "batches": stream.batches}
-                except StateError as error:
-                    refused: RequestError = BadRequestError(str(error).replace(file.name, "that was sent"))
-                except OSError as error:
-                    refused = RequestError(503, f"the state cannot be kept ({error.strerror}); free the disk")
-                if new and name in self.streams:
-                    self.streams.remove(name)
-                raise refused
-
-        self.streams.check_room(name)
-        return self.engine.submit_task(write)
-
-    def read_checkpoint(self, name: str) -> Future[bytes]:
-        """The whole adapted network: a safetensors file that `create_model` takes."""
-
-        return self._submit(name, lambda: adapted_checkpoint(self.network, self.streams.open(name).method))
-
-    def _submit(self, name: str, function: Callable[[], T]) -> Future[T]:
-        """Call a function on a stream that exists, between two batches."""
-        if name not in self.streams:
-            raise RequestError(404, f"there is no stream '{name}'; GET /streams lists them")
-        return self.engine.submit_task(function)
+    # What is known of streams
 
     def list_streams(self) -> list[dict[str, Any]]:
         """The summaries of all streams."""
@@ -327,9 +307,13 @@ class Service:
             log.error("labels cannot be counted", extra={"stream": stream, "reason": str(error)})
             return LabelCounts(0, 0, {})
 
-    def _readings(self) -> dict[str, dict[str, float | int | None]]:
-        summaries = self.dashboard.summaries()
-        return {name: summaries[name]["reading"] for name in self.streams.loaded if name in summaries}
+    def _gauges(self) -> Iterator[Metric]:
+        loaded, total, summaries = self.streams.loaded, len(self.streams.names), self.dashboard.summaries()
+        yield gauge("build_info", "the version that runs", "version", {__version__: 1})
+        yield GaugeMetricFamily("trust_tta_queued_images", "queued images", value=self.engine.queued)
+        places = {"memory": len(loaded), "disk": total - len(loaded)}
+        yield gauge("streams", "streams by where they are", "place", places)
+        yield from stream_gauges({name: summaries[name]["reading"] for name in loaded if name in summaries})
 
 
 def adapted_checkpoint(network: ServedNetwork, method: Method) -> bytes:

@@ -12,21 +12,29 @@ const EVIDENCE = {
 };
 const MOST_CARDS = 12, MOST_POINTS = 480, SPAN = 240, MOST_EVENTS = 60;
 const HEIGHT = 78, LEFT = 34, RIGHT = 4, BASE = 16; // pixels of a chart, beside and below it
+const KINDS = { source_leads: "source leads", source_leads_over: "source no longer leads", few_classes_over: "many classes again" };
 const DONE = { none: "noted", source: "back to the source", rollback: "rolled back", skip: "update undone", pause: "paused", resume: "resumed" };
+const PAUSE = 1000, PATIENCE = 10000, OVERLAP = 2; // milliseconds between two requests, and for one; seconds of news asked for twice
 const TINY = 1e-6; // what rounding leaves of a distance
 const SERIOUS = new Set(["rollback", "source", "pause", "skip"]);
 
 const streams = new Map();
-let events = [], received = false, token = sessionStorage.getItem("token") || "", fresh = true, scale = null, latest = 0;
+let events = [], received = false, token = sessionStorage.getItem("token") || "", scale = null, latest = 0, since = 0;
 const $ = (id) => document.getElementById(id);
 
-// Messages
+// News
 
-function listen() {
-  const source = new EventSource("live");
-  source.onopen = () => { fresh = true; connected(true); };
-  source.onerror = () => connected(false);
-  source.onmessage = (event) => { update(JSON.parse(event.data)); draw(); };
+async function poll() {
+  try {
+    const response = await fetch(`live?since=${since}`, { signal: AbortSignal.timeout(PATIENCE) });
+    if (!response.ok) throw new Error(response.statusText);
+    update(await response.json());
+    draw();
+    connected(true);
+  } catch (error) {
+    connected(false);
+  }
+  setTimeout(poll, PAUSE);
 }
 
 function connected(on) {
@@ -36,23 +44,20 @@ function connected(on) {
 
 function update(message) {
   received = true;
-  if (fresh) {
-    for (const stream of streams.values()) stream.card?.remove();
-    streams.clear();
-    events = [];
-    fresh = false;
-  }
-  for (const name of message.removed) {
-    streams.get(name)?.card?.remove();
+  since = message.now - OVERLAP;
+  for (const [name, stream] of streams) {
+    if (message.names.includes(name)) continue;
+    stream.card?.remove();
     streams.delete(name);
   }
   for (const stream of message.streams) {
-    const card = streams.get(stream.name)?.card, first = stream.points[0]?.[0];
-    const points = (streams.get(stream.name)?.points || []).filter((point) => !(point[0] > first)); // a clock may be set back
-    streams.set(stream.name, { ...stream, card, points: [...points, ...stream.points].slice(-MOST_POINTS) });
+    const had = streams.get(stream.name), first = stream.points[0]?.[0] ?? Infinity;
+    const points = (had?.points || []).filter((point) => point[0] < first);
+    streams.set(stream.name, { ...stream, card: had?.card, points: [...points, ...stream.points].slice(-MOST_POINTS) });
   }
   latest = Math.max(0, ...message.streams.map((s) => s.points.at(-1)?.[0] || 0)) || latest;
-  events = [...events, ...message.events].slice(-MOST_EVENTS);
+  const known = new Set(events.map((event) => event.id));
+  events = [...events, ...message.events.filter((event) => !known.has(event.id))].slice(-MOST_EVENTS);
 }
 
 // Drawing
@@ -86,6 +91,7 @@ function drawCard(stream) {
   find(".counts").textContent = `${count(stream.images, "image")}, ${count(stream.batches, "batch", "batches")}`;
   find(".badges").replaceChildren(...badges(stream));
   find(".numbers").replaceChildren(...numbers(stream));
+  find(".guard").textContent = guard(stream);
   for (const chart of CHARTS) drawChart(chart, stream, find(`[data-chart=${chart.key}]`));
   drawThumbnails(find(".shown"), stream.shown);
   const pause = find("[data-action=pause], [data-action=resume]");
@@ -106,8 +112,7 @@ function makeCard(stream) {
 function badges(stream) {
   const found = [stream.paused ? ["paused", ""] : stream.adapted ? ["adapting", "fine"] : ["not adapting", ""]];
   for (const alarm of stream.alarms) found.push([alarm.replaceAll("_", " "), "warn"]);
-  const since = stream.reading.leading_since;
-  if (since) found.push([`source leads since batch ${since}`, "warn"]);
+  if (stream.reading.leading_since) found.push(["source leads", "warn"]);
   return found.map(([text, tone]) => element("span", { class: `badge ${tone}` }, text));
 }
 
@@ -117,13 +122,24 @@ function numbers(stream) {
     [percent(stream.accuracy), stream.labels ? `right, of ${count(Math.min(stream.labels, 100), "label")}` : "no labels yet"],
     [percent(reading.confidence), "confident"],
     [percent(reading.agreement), "like the source"],
-    [percent(reading.cost), "spent on the guard"],
   ];
   return found.map(([value, text]) => {
     const box = element("div", { class: "number" });
     box.append(element("b", {}, value), element("span", {}, text));
     return box;
   });
+}
+
+// How sure the guard is, what it serves and since when, what it costs, and what it did.
+function guard(stream) {
+  const { compared, certainty, weight, cost, leading_since: batch } = stream.reading;
+  if (!compared) return "Guard: nothing compared with the source yet.";
+  const own = events.filter((event) => event.stream === stream.name);
+  const lead = own.findLast((event) => event.kind === "source_leads"), act = own.findLast((event) => event.kind !== "request" && SERIOUS.has(event.action));
+  const share = weight > 0.995 ? "The adapted network predicts" : weight < 0.005 ? "The source predicts" : `Predictions are ${percent(weight)} the adapted network's, the rest the source's`;
+  const since = batch ? `, which leads since ${lead ? clock(lead.time) : `batch ${batch}`}` : "";
+  const did = act ? `Last action: ${DONE[act.action]} at ${clock(act.time)}.` : "It has not intervened.";
+  return `Guard: ${percent(certainty)} sure that adaptation harms. ${share}${since}. Comparing takes ${percent(cost)} of the method's passes. ${did}`;
 }
 
 function makeChart(chart, name) {
@@ -160,7 +176,7 @@ function drawChart(chart, stream, figure) {
     if (event.stream !== stream.name || event.kind === "request" || event.time < start || event.time > now) continue;
     const mark = line(event.kind === "alarm" ? "mark bad" : "mark", x(event.time), x(event.time), 2, HEIGHT);
     mark.append(svg("title", {}));
-    mark.firstChild.textContent = `${clock(event.time)} ${event.kind.replaceAll("_", " ")}${DONE[event.action] ? `: ${DONE[event.action]}` : ""}`;
+    mark.firstChild.textContent = `${clock(event.time)} ${kindOf(event)}${DONE[event.action] ? `: ${DONE[event.action]}` : ""}`;
     drawn.push(mark);
   }
   const path = points.map((point, i) => `${i ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(point[column]).toFixed(1)}`).join("");
@@ -210,7 +226,7 @@ function drawEvents() {
     row.append(
       element("td", {}, clock(event.time)),
       element("td", {}, event.stream),
-      element("td", { class: tone }, event.kind.replaceAll("_", " ")),
+      element("td", { class: tone }, kindOf(event)),
       element("td", { class: SERIOUS.has(event.action) ? tone : "" }, event.kind === "start" ? "" : DONE[event.action] ?? event.action),
       why,
     );
@@ -282,6 +298,7 @@ function text(tone, x, y, content) {
 }
 
 const clock = (time) => new Date(1000 * time).toLocaleTimeString([], { hour12: false });
+const kindOf = (event) => KINDS[event.kind] || event.kind.replaceAll("_", " ");
 const round = (value) => Number(value.toPrecision(1)); // a scale has round numbers
 const percent = (value) => value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`;
 const number = (value) => value === null || value === undefined ? "–" : Math.abs(value) < TINY ? "0" : value >= 100 || Number.isInteger(value) ? value.toFixed(0) : String(Number(value.toPrecision(2)));
@@ -300,4 +317,4 @@ $("theme").onclick = () => {
   localStorage.setItem("theme", document.documentElement.dataset.theme = dark ? "light" : "dark");
 };
 addEventListener("resize", () => scale && draw());
-listen();
+poll();
