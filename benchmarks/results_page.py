@@ -211,8 +211,7 @@ HEAD = """# Results
 - [The paper](paper.md): the experiments of the TRUST paper, and how to run them.
 
 Below are the tables and records behind these pages, each with the command that wrote it. The pages are written by
-`python -m benchmarks.results_page`, `python -m benchmarks.choose_page`, `python benchmarks/results_tables.py` and
-`python benchmarks/performance_page.py`, except for [the history of optimizations](../develop/speed_history.md).
+`benchmarks/results_page.py`, `choose_page.py`, `results_tables.py` and `performance_page.py`.
 
 | file | command | machine |
 | --- | --- | --- |
@@ -255,7 +254,7 @@ minutes | one H200 |
 | `benign_streams.json`, `ruinous_streams_cpu.json` | the same on corrupted images, and with methods that learn no \
 weights | two cores of a server CPU, busy |
 | `ruinous_streams.json` | the same on few batches, at the learning rate that \
-[the guard's page](../guides/production.md#what-it-was-tested-on) names | two cores of a server CPU, busy |
+[the page](tables/harmful_streams.md) names | two cores of a server CPU, busy |
 | `serve_load.json` | `python -m benchmarks.serve_load serve_load.json --load 30 --kills 100 --full-disk-kills 100 \
 --requests 10000 --streams 200 --malformed 2000` | the same |
 | `export.json` | `python -m benchmarks.export --rounds 12` | \
@@ -267,8 +266,7 @@ after 260 s is missing | one H200 |
 | two cores of a server CPU |
 | `authors_h200.json`, `authors_six_corruptions.json` | the authors' code, measured elsewhere | one H200 |
 
-What the speed records say is on the page [performance](../develop/performance.md). A page shows what its record holds,
-which may be a part of what its configuration names, and lists the commits. In
+A page shows what its record holds, which may be a part of what its configuration names, and lists the commits. In
 `targets` the untouched network and `bn` on clean and on single images were computed on two cores of a server CPU (of
 single images five runs of six).
 
@@ -294,12 +292,9 @@ domains, on a third to three fifths of the new one's. There batch statistics (`b
 domains, and methods that learn from their own predictions stand or fall with those.
 
 ## The other records
-`cpu_scan.json`: times in seconds. The loop "as Mamba's reference" is the one that implementations of VMamba fall back
-to without a CUDA kernel; "slicing" and "reference" are leaner loops, given so that the ratio can be judged.
-
-`triton_scan_h200.json`: `parity` holds the relative error of the output and of every gradient against float64, and
-whether two backward passes were equal bit for bit; `times` holds milliseconds and their ratio to the bytes that must be
-moved (each input read once, each output written once) at the bandwidth of a device-to-device copy in the same run.
+`cpu_scan.json`: seconds. The loop "as Mamba's reference" is the one that implementations of VMamba fall back to without
+a CUDA kernel. `triton_scan_h200.json`: errors against float64, and milliseconds with their ratio to the time in which a
+copy on the device moves the same bytes.
 
 ## Corrupted images
 

@@ -2,7 +2,7 @@
 
     python benchmarks/ruinous_streams.py OUT [--methods tent,shot] [--streams noise,mixed] [--processes 12] ...
     python benchmarks/ruinous_streams.py OUT --plan FILE [--seconds 300] ...
-    python benchmarks/ruinous_streams.py OUT --merge A.json B.json [--page docs/guides/production.md --times T.json]
+    python benchmarks/ruinous_streams.py OUT --merge A.json B.json [--page PAGE --times T.json]
 
 A plan has lines "methods; streams; guards; batches", which are run in this order. Writes OUT.json and OUT.md, anew
 after each stream; one that is cut says how many batches it had. "after": accuracy of what is served for clean images

@@ -46,7 +46,7 @@ def test_a_new_classifier_on_the_shipped_backbone(
     assert main(["finetune", *flags, "--epochs", "60", "--lr", "0.01", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
     assert "24 images of folder (all domains) to train on, 6 validation images" in text
-    assert "100.00 % of the validation images are right" in text
+    assert "the accuracy on the validation images is 100.00 %" in text
     before, after = read_weights(locate(PRETRAINED[NANO])).state, read_weights(out / "model.safetensors").state
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}

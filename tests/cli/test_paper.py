@@ -133,7 +133,7 @@ def test_what_cannot_be_run_is_told_at_the_end_and_stops_nothing(
     out, err = capsys.readouterr()
     assert out.index("broken: Table 2") < out.index("standard: Figure 9")
     assert "broken: no checkpoint at" in out.splitlines()[-1]
-    assert err.splitlines()[-1].endswith("not all could be done (1 problems), for the reasons above")
+    assert err.splitlines()[-1].endswith("1 of the tables and figures failed, for the reasons above")
     assert (tmp_path / "small.html").is_file()
     assert (tmp_path / "small3.html").is_file()
     assert not (tmp_path / "small2.html").exists()

@@ -129,7 +129,7 @@ def test_thorough_sees_what_was_never_written(tmp_path: Path) -> None:
     np.save(tmp_path / "fog.npy", array)
     np.save(tmp_path / "labels.npy", np.arange(20) // 2)
     assert _errors(check_root(tmp_path)) == []
-    black = [f"image {i}: of fog is black throughout" for i in range(13, 20)]
+    black = [f"image {i}: of fog is entirely black" for i in range(13, 20)]
     assert _errors(check_root(tmp_path, thorough=True)) == black
 
 

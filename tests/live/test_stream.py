@@ -279,7 +279,7 @@ def test_a_damaged_newest_snapshot_costs_one_step_back(tmp_path: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:-9])
     again = Stream(make(lr=1e-3), guard=OFTEN, snapshots=tmp_path, on_event=heard.append)
     assert states_equal(again.method.state_dict(), states[1])
-    assert [e.reason for e in heard] == ["a damaged snapshot was passed over"]
+    assert [e.reason for e in heard] == ["a damaged snapshot was skipped"]
     assert again.batches == 2
     for batch in clean(4)[2:]:
         again(batch)

@@ -279,7 +279,7 @@ def test_a_pickled_network_says_what_to_save_instead(tmp_path: Path) -> None:
         torch.save(network(), tmp_path / "net.pth")
     refused(
         tmp_path / "net.pth",
-        r"holds a whole 'their.models.VSSM', and loading a file never executes code; save model.state_dict",
+        r"holds a pickled 'their.models.VSSM', and loading a file never executes code; save model.state_dict",
     )
 
 

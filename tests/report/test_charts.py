@@ -104,7 +104,11 @@ def test_order_records_share_one_heat_map() -> None:
 
 
 def test_update_gains_note_the_accuracy_before_and_after() -> None:
-    cells = [make_cell("tent", "fog", accuracy=0.52, before=0.5), make_cell("bn", "fog", work=(0, 1, 1.0))]
+    cells = [
+        make_cell("tent", "fog", accuracy=0.52, before=0.5),
+        make_cell("tide", "fog", accuracy=0.6, before=0.6),  # predicts before the update
+        make_cell("bn", "fog", work=(0, 1, 1.0)),
+    ]
     (chart,) = charts.before_after(make_groups(cells)[0])
     (series,) = chart.series
     assert series.variant.label == "tent"

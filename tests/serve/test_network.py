@@ -17,6 +17,7 @@ from trust_tta.config_io import read_class_names
 from trust_tta.errors import ConfigError
 from trust_tta.live.guard import Guard
 from trust_tta.live.stream import Stream
+from trust_tta.preprocessing import Preprocessing
 from trust_tta.serve.network import NetworkSource, open_network
 from trust_tta.serve.service import Service
 
@@ -35,6 +36,12 @@ class OwnNetwork(nn.Sequential):
                 nn.Flatten(),
                 nn.Linear(8, 4),
             )
+
+
+class NarrowInput(OwnNetwork):
+    """Its input lies between -0.5 and 0.5."""
+
+    preprocessing = Preprocessing(size=32, resize=None, crop=False, mean=(0.5,) * 3, std=(1.0,) * 3)
 
 
 OWN = f"{__name__}:OwnNetwork"
@@ -70,6 +77,11 @@ def test_network_that_loads_itself_is_served(tmp_path: Path) -> None:
     expected = stream(network.preprocessing(raw), adapt=False).logits
     torch.testing.assert_close(predicted.logits, expected)
     assert any("values from 0 to 255" in str(warning.message) for warning in caught)
+
+
+@pytest.mark.filterwarnings("error::trust_tta.errors.TrustWarning")
+def test_the_first_run_takes_pixels_so_that_nothing_warns_of_their_range() -> None:
+    open_network(NetworkSource(None, f"{__name__}:NarrowInput"), "tide")
 
 
 def test_class_names_come_from_the_folders_of_the_reference_if_their_number_is_right(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ class ClassificationMeter(Meter[ClassifiedBatch]):
         truth = _truth(labels, columns, outputs.shape[1])
         if self.probabilities:
             if (outputs < 0).any() or ((outputs.sum(1) - 1).abs() > _SUM_TOLERANCE).any():
-                raise DataError("outputs announced as probabilities are negative or do not sum to 1; give logits")
+                raise DataError("outputs declared as probabilities are negative or do not sum to 1; give logits")
             p = outputs[:, columns] / outputs[:, columns].sum(1, keepdim=True)
             log_p = p.clamp(min=_SMALLEST).log()
         else:

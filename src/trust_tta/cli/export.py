@@ -87,4 +87,4 @@ def run(arguments: Namespace) -> None:
         f"{found.largest_logit:.3g}, the same class for {found.equal_classes}"
     )
     if exported.accuracy:
-        say("right of the shipped images: {:.2f} % as it was, {:.2f} % as int8".format(*exported.accuracy))
+        say("accuracy on the shipped images: {:.2f} % in float32, {:.2f} % in int8".format(*exported.accuracy))

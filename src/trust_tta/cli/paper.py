@@ -68,7 +68,7 @@ def run(arguments: Namespace) -> None:
     for problem in problems:
         say(problem)
     if problems:
-        raise TrustError(f"not all could be done ({len(problems)} problems), for the reasons above")
+        raise TrustError(f"{len(problems)} of the tables and figures failed, for the reasons above")
 
 
 def run_item(item: PaperExperiment, *, small: bool, root: str) -> list[str]:

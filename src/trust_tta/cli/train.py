@@ -186,7 +186,7 @@ def conclude(trained: TrainedFiles, arguments: Namespace) -> None:
     say(
         f"the mean IoU on {images} is {score}"
         if is_segmentation(arguments.data)
-        else f"{score} of the {images} are right"
+        else f"the accuracy on the {images} is {score}"
     )
     say(f"the network is in {trained.weights}; next: {next_command(trained, arguments)}")
 

@@ -10,6 +10,7 @@ __getattr__, __dir__, __all__ = lazy_exports(  # typed in __init__.pyi
     {
         "check_root": "trust_tta.data.check",
         "match_classes": "trust_tta.data.class_matching",
+        "imagenet_classes": "trust_tta.data.class_names",
         "corrupt_array": "trust_tta.data.corrupt_dataset",
         "corrupt_folder": "trust_tta.data.corrupt_dataset",
         "corrupt": "trust_tta.data.corruptions.apply",

@@ -1,5 +1,6 @@
 from trust_tta.data.check import check_root as check_root
 from trust_tta.data.class_matching import match_classes as match_classes
+from trust_tta.data.class_names import imagenet_classes as imagenet_classes
 from trust_tta.data.corrupt_dataset import corrupt_array as corrupt_array
 from trust_tta.data.corrupt_dataset import corrupt_folder as corrupt_folder
 from trust_tta.data.corruptions.apply import corrupt as corrupt

@@ -193,7 +193,7 @@ def _image_problem(dataset: Dataset, index: int, *, thorough: bool) -> tuple[Pat
             if thorough:
                 dataset.mask(index)
         if thorough and not dataset.image(index).any() and isinstance(images, ArrayImages):
-            return path, f"of {dataset.domain} is black throughout"
+            return path, f"of {dataset.domain} is entirely black"
     except DataError as error:
         return path, f"cannot be read: {reason_of(error.__cause__ or error)}"
     return None

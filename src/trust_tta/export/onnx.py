@@ -34,7 +34,7 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping
             verbose=False,
         )
         if made is None:
-            raise TrustError("PyTorch's exporter gave nothing; please report it")
+            raise TrustError("PyTorch's exporter returned nothing; please report it")
         optimizer.optimize_ir(made.model, input_size_limit=FOLDED, output_size_limit=FOLDED)
         model = made.model_proto
     for part in (model.graph, *_nodes(model.graph)):

@@ -307,7 +307,7 @@ class Session:
             self._event("source_leads", "none", "the source predicts alone", evidence)
         counters.led += images
         if counters.led >= RESTART_IMAGES and not counters.at_source:
-            self._act("source_leads", "source", "adaptation begins anew", {"images": counters.led})
+            self._act("source_leads", "source", "adaptation starts again from the source", {"images": counters.led})
             counters.led = 1
 
     def _begin_broken_input(self, action: Action, reason: str, images: int) -> None:
@@ -372,7 +372,7 @@ class Session:
 
     def _adopted(self, evidence: dict[str, Any]) -> Event:
         self.counters.at_source = False
-        return self._event("merge", "take", "what others learned works for these images", evidence)
+        return self._event("merge", "take", "the merged weights predict recent images as before", evidence)
 
     def _check_change(self, served: Tensor, images: Tensor) -> tuple[str, dict[str, Any]]:
         """Why a change of state is wrong, or "", and the evidence. `served`: the predictions before it."""
@@ -387,7 +387,7 @@ class Session:
         spread = effective_classes(new.mean(0).cpu()) / effective_classes(old.mean(0).cpu())
         evidence = {"agreement": agreement, "spread": spread}
         if agreement < MIN_AGREEMENT:
-            return "the images are predicted otherwise than before", evidence
+            return "predictions for recent images changed", evidence
         return ("half of the predicted classes are gone" if spread < MIN_SPREAD else ""), evidence
 
     # Snapshots
@@ -395,7 +395,7 @@ class Session:
     def start(self, snapshot: int, problems: list[str]) -> None:
         """Begin from a snapshot that was loaded or, if its number is 0, from the method as it is."""
         if problems or snapshot:
-            reason = "a damaged snapshot was passed over" if problems else "went on from a snapshot"
+            reason = "a damaged snapshot was skipped" if problems else "continued from a snapshot"
             self._event("start", "none", reason, {"snapshot": snapshot, "problems": problems})
         else:
             self.save(good=True)

@@ -21,7 +21,13 @@ from trust_tta.methods.forward import NetworkForward, stochastic_depth_on
 from trust_tta.methods.parameters import ParameterSet, SharedModel, select, share_tensors
 from trust_tta.methods.state import Counters, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
-from trust_tta.methods.validation import InputCheck, adaptation_context, check_network, check_outputs
+from trust_tta.methods.validation import (
+    InputCheck,
+    adaptation_context,
+    check_network,
+    check_outputs,
+    warn_of_half_precision,
+)
 from trust_tta.ops.segmentation_logits import Logits, upsample
 from trust_tta.orders import OrderLike
 from trust_tta.preprocessing import network_input
@@ -93,6 +99,7 @@ class Method(nn.Module):
         self.shared = SharedModel(model)
         with torch.inference_mode(False):  # what is made here must be able to learn
             names = self.adapted_names(self.shared.network)
+            warn_of_half_precision(self.shared.network, names)
             self.model = share_tensors(self.shared.network, names)
             config = OptimizerConfig()
             if isinstance(o := self.options, LearningOptions):
@@ -165,6 +172,21 @@ class Method(nn.Module):
     def predict(self, images: Tensor, *, order: OrderLike | None = None, capture: bool = True) -> Logits:
         """The same without gradients."""
         return self.logits(images, order=order, capture=capture)
+
+    def logits_of_some(
+        self, make: Callable[[Tensor], Tensor], indices: Tensor, n: int, *, stochastic_depth: bool = False
+    ) -> Tensor:
+        """Logits (k, classes) of the images that `make` gives for `indices` (k,) of the batch's n, forwarded alone.
+
+        A single one has no batch statistics where its map is one pixel; it is then forwarded with the whole batch.
+        """
+        try:
+            return upsample(self.logits(make(indices), stochastic_depth=stochastic_depth, capture=False))
+        except ValueError:
+            if not 1 == len(indices) < n:
+                raise
+        every = make(torch.arange(n, device=indices.device))
+        return upsample(self.logits(every, stochastic_depth=stochastic_depth, capture=False))[indices]
 
     @torch.no_grad()
     def observe_statistics(self, images: Tensor) -> Logits:

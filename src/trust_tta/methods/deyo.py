@@ -17,7 +17,6 @@ from trust_tta.methods.eta import Margin
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.parameters import select
 from trust_tta.methods.validation import check_image_logits
-from trust_tta.ops.segmentation_logits import upsample
 from trust_tta.schema import Count, Natural, Rate
 
 
@@ -57,8 +56,7 @@ class Deyo(Learner):
             return
         with torch.no_grad():
             p = logits[sure].softmax(1)
-            destroyed = self.destroyed(images[sure], sure)
-            without = upsample(self.predict(destroyed, capture=False)).softmax(1)  # their number changes
+            without = self.logits_of_some(lambda i: self.destroyed(images[i], i), sure, len(images)).softmax(1)
             label = p.argmax(1, keepdim=True)
             difference = (p.gather(1, label) - without.gather(1, label))[:, 0]
             weights = torch.exp(self.options.weight_margin * classes - entropies[sure]) + torch.exp(difference)

@@ -137,7 +137,7 @@ def take_prompts(model: nn.Module) -> PromptedNetwork:
     if all(hasattr(model, name) for name in _MAPS):
         return MapPrompts(network)
     if getattr(model, "dense", False):
-        raise ConfigError(f"prompts need one prediction for each image and {type(model).__name__} labels pixels")
+        raise ConfigError(f"prompts need one prediction per image; {type(model).__name__} segments images")
     require_features(model, "a prompt")
     if all(hasattr(model, name) for name in _TOKENS) and _is_plain(network.blocks):
         return TokenPrompts(network)

@@ -64,8 +64,12 @@ class Weighted(Learner):
     def update(self, images: Tensor, logits: Tensor) -> None:
         check_image_logits(logits, self.name)
         weights, kept = self.weigh(logits.detach())
-        views = self.augment(images[kept])  # their number differs between batches, so that CUDA graphs do not pay
-        views = upsample(self.logits(views, stochastic_depth=self.options.stochastic_depth, capture=False))
+        views = self.logits_of_some(
+            lambda indices: self.augment(images[indices]),
+            kept.nonzero()[:, 0],
+            len(images),
+            stochastic_depth=self.options.stochastic_depth,
+        )
         chosen, weights = logits[kept], weights[kept]
         losses = soft_likelihood_ratio(chosen) + symmetric_cross_entropy(chosen, views)
         if bool(self.step((weights * losses).sum() / (self.options.batch_size or len(images)))):

@@ -53,9 +53,11 @@ class AdaptiveNorm(StateModule):
         self.activation = nn.Sequential(*norm.children()) if any(True for _ in norm.children()) else None
         self.has_source = norm.running_mean is not None and norm.running_var is not None
         like = next((t for t in (norm.running_mean, norm.weight) if t is not None), like)
+        like = like.to(torch.promote_types(like.dtype, torch.float32))  # averages in half precision would stand still
+        mean, variance = norm.running_mean, norm.running_var
         zeros, ones = like.new_zeros(norm.num_features), like.new_ones(norm.num_features)
-        self.register_buffer("source_mean", norm.running_mean if self.has_source else zeros, persistent=False)
-        self.register_buffer("source_variance", norm.running_var if self.has_source else ones, persistent=False)
+        self.register_buffer("source_mean", zeros if mean is None else mean.to(like.dtype), persistent=False)
+        self.register_buffer("source_variance", ones if variance is None else variance.to(like.dtype), persistent=False)
         for name in self.STATE:
             value = zeros if name in ("mean", "variance") else like.new_zeros(())
             self.register_buffer(name, value.clone(), persistent=False)
@@ -161,7 +163,9 @@ class StreamNorm(AdaptiveNorm):
                 batch_mean, batch_variance = self._update(*image_moments(x.to(self.mean.dtype)))
         mean, variance = self.prediction_statistics()
         if not updating or not torch.is_grad_enabled():
-            return fixed_norm(x, mean, variance, self.weight, self.bias, self.eps)
+            weight = None if self.weight is None else self.weight.to(mean.dtype)
+            bias = None if self.bias is None else self.bias.to(mean.dtype)
+            return fixed_norm(x, mean, variance, weight, bias, self.eps)
         scale = (variance + self.eps).rsqrt()
         ratio, offset = (batch_variance + self.eps).sqrt() * scale, (batch_mean - mean) * scale
         weight = ratio if self.weight is None else self.weight * ratio
@@ -174,8 +178,9 @@ class StreamNorm(AdaptiveNorm):
         return self.updating and self.groups is None and self.activation is None and self.can_use_kernels(x)
 
     def can_use_kernels(self, x: Tensor) -> bool:
+        dtypes = {t.dtype for t in (self.mean, self.weight, self.bias) if t is not None}
         known = self.has_source and self.weight is not None and self.bias is not None
-        return torch.is_grad_enabled() and known and self.mean.dtype == torch.float32 and can_use_kernels(x)
+        return torch.is_grad_enabled() and known and dtypes == {torch.float32} and can_use_kernels(x)
 
     def with_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x and the normalized x of an adapting forward, by Triton kernels; the backward adds both gradients."""

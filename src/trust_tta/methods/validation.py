@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,19 @@ def check_network(model: Any) -> None:
                 f"the lazy layer '{name}' of {type(model).__name__} has no shape yet; "
                 "run one batch through the network before it is adapted"
             )
+
+
+def warn_of_half_precision(model: nn.Module, adapted: Iterable[str]) -> None:
+    """Warn where parameters to adapt are too coarse for small updates."""
+    dtypes = {model.get_parameter(name).dtype for name in adapted} & {torch.bfloat16, torch.float16}
+    if dtypes:
+        dtype = str(dtypes.pop()).removeprefix("torch.")
+        warnings.warn(
+            f"the weights of {type(model).__name__} are {dtype}, in which small updates are lost; "
+            f"keep them in float32 and adapt under torch.autocast(device, torch.{dtype})",
+            TrustWarning,
+            stacklevel=users_level(),
+        )
 
 
 def check_finite(images: Tensor, total: Tensor | None = None) -> None:
@@ -151,7 +164,8 @@ def adaptation_context(images: Tensor) -> Iterator[None]:
         raise
     except Exception as error:
         check_finite(images, total)
-        size = f"{len(images)} images of {tuple(images.shape[2:])} pixels"
+        height, width = images.shape[2:]
+        size = f"{len(images)} images of {height}x{width} pixels"
         if isinstance(error, ValueError):
             raise ShapeError(
                 f"{size} have no batch statistics ({reason_of(error)}); "

@@ -167,7 +167,7 @@ def pick_state(content: object, *, origin: str, ema: bool = False) -> dict[str, 
     """State dict of a file's content, plain or under a known key."""
     if isinstance(content, StandIn):
         raise CheckpointError(
-            f"{origin} holds a whole '{_printable(content.origin)}', and loading a file never executes code; "
+            f"{origin} holds a pickled '{_printable(content.origin)}', and loading a file never executes code; "
             "save model.state_dict() alone"
         )
     if not isinstance(content, Mapping):

@@ -101,7 +101,7 @@ class GraphedNetwork:
                 self.graphs[key] = self._capture(images, directions, learning, autocast)
             except Exception as error:  # whatever it was, a plain pass will raise it again or not need it
                 self.failed, self.graphs, self.stems = True, {}, {}
-                warnings.warn(f"CUDA graphs are not used, passes stay slow ({reason_of(error)})", stacklevel=2)
+                warnings.warn(f"CUDA graphs are not used, so passes are slower ({reason_of(error)})", stacklevel=2)
         return self.graphs.get(key)
 
     def _capture(self, images: Tensor, directions: Tensor, learning: bool, autocast: torch.dtype | None) -> PassGraphs:
@@ -279,7 +279,7 @@ class GraphedFunction:
                 self.graphs[key] = self._capture(images, number)
             except Exception as error:  # whatever it was, plain work will raise it again or not need it
                 self.failed, self.graphs = True, {}
-                warnings.warn(f"CUDA graphs are not used, statistics stay slow ({reason_of(error)})", stacklevel=2)
+                warnings.warn(f"CUDA graphs are not used, so statistics are slower ({reason_of(error)})", stacklevel=2)
         if len(self.seen) < MAX_SEEN:  # the first of a kind loads kernels, which cannot be captured
             self.seen.add(key)
         if key not in self.graphs:

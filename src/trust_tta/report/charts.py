@@ -94,11 +94,15 @@ def before_after(group: ResultGroup) -> list[Chart]:
     before, series = group.means("accuracy_before"), list[Series]()
     for c in group.costs:
         label = c.variant.label
-        if label in before and c.updates > 0:
-            half = paired(seed_means(group, label), seed_means(group, label, "accuracy_before")).half_width
+        after, earlier = seed_means(group, label), seed_means(group, label, "accuracy_before")
+        if label in before and c.updates > 0 and after != earlier:
+            half = paired(after, earlier).half_width
             note = f" ({format_percent(before[label])} before, {format_percent(c.accuracy)} after the update)"
             series.append(Series(c.variant, (Point(len(series), c.accuracy - before[label], half, note),)))
-    said = "Gain from predicting after the update instead of before it; methods that do not learn are left out."
+    said = (
+        "Gain from predicting after the update instead of before it; methods that do not learn, or predict before the "
+        "update, are left out."
+    )
     names = tuple(s.variant.name for s in series)
     chart = Chart("dots", "before and after", f"Before and after the update: {group.title}", tuple(series), said,
                   y_label="points", categories=names, rows_of="method")  # fmt: skip

@@ -100,7 +100,7 @@ def tables_text(group: ResultGroup) -> str:
     if not group.cells:
         return f"{group.heading}\n"
     cost = cost_table(group)
-    title = f"{group.heading}\n({'; '.join(notes(group))})"
+    title = f"{group.heading}\n({'; '.join([*notes(group), '* best'])})"
     return f"{title}\n{to_text(accuracy_table(group))}" + (f"\n{to_text(cost)}" if cost else "")
 
 

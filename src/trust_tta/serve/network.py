@@ -119,7 +119,8 @@ def open_network(
     if made.name in ("roid", "cmf"):
         notes.append(f"{made.name} rescales logits by class frequencies: its confidence is not a probability")
     size = opened.preprocessing.size
-    noise = torch.randn(WARM_UP_IMAGES, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
+    pixels = np.random.default_rng(0).integers(0, 256, (WARM_UP_IMAGES, size, size, 3), dtype=np.uint8)
+    noise = opened.preprocessing(pixels).to(device)
     made.fork()(noise)
     outputs = tuple(made.evaluate(noise).shape[1:])
     return ServedNetwork(
