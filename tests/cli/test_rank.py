@@ -13,7 +13,6 @@ from tests.bench.tiny import tiny_config
 from tests.cli.test_bench import config as config  # a fixture
 from tests.data.trees import thumbnails
 from trust_tta.bench.data import ExperimentData, prepare
-from trust_tta.bench.order_ranking import Ranking
 from trust_tta.cli.main import main
 from trust_tta.cli.rank import heat_map
 from trust_tta.models.factory import create_model
@@ -54,9 +53,11 @@ def _entropy(folder: Path, domain: str) -> float:
 
 
 def test_the_heat_map_shows_low_and_high() -> None:
-    domains = {"fog": {"abcd": 0.0, "badc": 1.0}, "snow": {"abcd": 0.4, "badc": 0.6}}
-    ranking = Ranking("x", 5, 10, domains, {"abcd": 0.2, "badc": 0.8})
-    assert heat_map(ranking, 1, shades=".:+#").splitlines()[2:] == [
+    def record(title: str, *entropy: float) -> EntropyByOrder:
+        return EntropyByOrder(title=title, orders=("abcd", "badc"), entropy=entropy, k=1)
+
+    domains = [record("fog", 0.0, 1.0), record("snow", 0.4, 0.6)]
+    assert heat_map(record("x", 0.2, 0.8), domains, shades=".:+#").splitlines()[2:] == [
         f"* abcd  0.200  {'#' * 8:<30}  .:",
         f"  badc  0.800  {'#' * 30}  #+",
     ]

@@ -65,7 +65,7 @@ def test_the_preprocessing_of_training_is_that_of_bench(tmp_path: Path, name: st
     origin = TrainingProvenance(
         variant="vmamba_nano",
         overrides={},
-        data=TrainingData(find_spec("folder"), dataset, labels, labels, "validation"),
+        data=TrainingData(find_spec("folder"), dataset, dataset, "validation"),
         hashes={"all": "ab"},
         preprocessing=find_preset(name),
         recipe={},

@@ -65,12 +65,12 @@ def test_kept_masks_have_the_class_colors(report: Report) -> None:
     found = mask_galleries(group, report)
     assert [gallery.name for gallery in found] == ["clean", "fog"]
     assert legend(group, report)[0] == ("rgb(128, 128, 128)", "sky")
-    first = found[0].images[0]
+    first = next(iter(found[0].images.values()))
     assert first.image is not None
-    truth = np.array(Image.open(io.BytesIO(first.truth)))
+    truth = np.array(Image.open(io.BytesIO(first.samples[0][1].truth)))
     assert {*np.unique(truth)} == {0, 1, 7, IGNORED}
-    assert {mask.variant.method for mask in first.predicted} == {"source", "tent", "trust", "tide"}
-    trust = next(mask for mask in first.predicted if mask.variant.method == "trust")
+    assert {variant.method for variant, _ in first.samples} == {"source", "tent", "trust", "tide"}
+    trust = next(sample for variant, sample in first.samples if variant.method == "trust")
     assert trust.before is not None
     assert Image.open(io.BytesIO(trust.before)).size == Image.open(io.BytesIO(trust.after)).size == truth.shape[::-1]
 
@@ -137,7 +137,7 @@ def test_the_mean_iou_is_that_of_torchmetrics() -> None:
     meter.update(logits, labels)
     options = {"num_classes": 6, "ignore_index": IGNORED}
     theirs = torchmetrics.multiclass_jaccard_index(logits.argmax(1), labels, average="none", **options)
-    torch.testing.assert_close(meter.batches[0].overlap.iou.float(), theirs)
+    torch.testing.assert_close(meter.batches[0].confusion.iou.float(), theirs)
     dice = torchmetrics.multiclass_f1_score(logits.argmax(1), labels, average="none", **options)
     torch.testing.assert_close(count_confusion(logits.argmax(1), labels, classes=6).dice.float(), dice)
     assert meter.accuracy == pytest.approx(float(theirs.mean()), abs=1e-6)

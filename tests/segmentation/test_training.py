@@ -22,11 +22,12 @@ from tests.segmentation.test_datasets import open_segmentation
 from tests.segmentation.trees import write_pair
 from tests.training.samples import flat
 from trust_tta.cli.main import main
+from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.data.segmentation_metrics import IGNORED
 from trust_tta.errors import ConfigError
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.training import open_segmentation_data
+from trust_tta.training import open_training_data
 from trust_tta.training.augment import channel_constants, normalize
 from trust_tta.training.evaluation import evaluate
 from trust_tta.training.loop import learning_rate
@@ -184,11 +185,15 @@ def test_a_share_of_a_folder_of_ones_own_is_held_out(tmp_path: Path) -> None:
     for i in range(6):
         write_pair(tmp_path / f"images/a{i}.jpg", tmp_path / f"masks/a{i}.png", seed=i)
     (tmp_path / "classes.txt").write_text("".join(f"class {k}\n" for k in range(12)))
-    one, same, other = (open_segmentation_data("masks", tmp_path, share=0.3, seed=seed) for seed in (0, 0, 1))
-    assert (len(one.dataset), len(one.held_out)) == (4, 2)
+    one, same, other = (open_training_data("masks", tmp_path, share=0.3, seed=seed) for seed in (0, 0, 1))
+    assert (len(one.train), len(one.held_out)) == (4, 2)
+    assert isinstance(one.train, SegmentationDataset)
+    assert isinstance(one.held_out, SegmentationDataset)
+    assert isinstance(same.held_out, SegmentationDataset)
+    assert isinstance(other.held_out, SegmentationDataset)
     assert one.held_out.masks.names == same.held_out.masks.names != other.held_out.masks.names
-    assert not {*one.dataset.masks.names} & {*one.held_out.masks.names}
-    images, masks = read_segmentation_arrays(one.dataset, Preprocessing(size=16, resize=None, crop=False))
+    assert not {*one.train.masks.names} & {*one.held_out.masks.names}
+    images, masks = read_segmentation_arrays(one.train, Preprocessing(size=16, resize=None, crop=False))
     assert (images.shape, masks.shape) == ((4, 16, 16, 3), (4, 16, 16))
 
 

@@ -70,7 +70,7 @@ def test_the_description_comes_back(tmp_path: Path) -> None:
     origin = TrainingProvenance(
         variant="vmamba_nano",
         overrides={"depths": (1, 1)},
-        data=TrainingData(find_spec("folder"), dataset, labels, labels, "validation"),
+        data=TrainingData(find_spec("folder"), dataset, dataset, "validation"),
         hashes={"learned from": "ab", "held out": "cd"},
         preprocessing=Preprocessing(size=32, resize=None, crop=True, mean=recipe.mean, std=recipe.std),
         recipe=recipe.model_dump(),
@@ -96,7 +96,8 @@ def test_a_finetuned_network_keeps_the_license_of_its_backbone(tmp_path: Path) -
     export_model(model, tmp_path / "backbone.safetensors", metadata=describe(model).to_metadata())
     images, labels = colored_images(30)
     dataset = array_dataset(images, labels, ("red", "green", "blue"), name="ours", domain="day")
-    data = TrainingData(find_spec("folder"), dataset, np.arange(24), np.arange(24, 30), "validation")
+    parts = dataset.pick(np.arange(24)), dataset.pick(np.arange(24, 30))
+    data = TrainingData(find_spec("folder"), *parts, "validation")
     checkpoint = Checkpoint.open(tmp_path / "backbone.safetensors")
     with pytest.warns(TrustWarning, match="forbids commercial use"):
         tuned = finetune(checkpoint, data, recipe=FinetuneRecipe(epochs=1), out=tmp_path / "tuned")

@@ -193,7 +193,9 @@ class ClassificationMeter(Meter[ClassifiedBatch]):
             self.counts = counts if self.counts is None else self.counts + counts
         for i, index in enumerate([] if indices is None else indices.tolist()):
             if index in self.keep:
-                sure = None if before is None else before[i].detach().double().cpu()[columns].softmax(0).amax()
+                earlier_confidence = (
+                    None if before is None else before[i].detach().double().cpu()[columns].softmax(0).amax()
+                )
                 self.kept.append(
                     SamplePrediction(
                         index=index,
@@ -201,7 +203,7 @@ class ClassificationMeter(Meter[ClassifiedBatch]):
                         before=None if earlier is None else int(earlier[i]),
                         after=int(predicted[i]),
                         confidence=float(p[i].amax()),
-                        confidence_before=None if sure is None else float(sure),
+                        confidence_before=None if earlier_confidence is None else float(earlier_confidence),
                     )
                 )
         return ClassifiedBatch(
@@ -285,7 +287,7 @@ def reliability(confidence: Tensor, correct: Tensor) -> Reliability:
 
 @dataclass(frozen=True, kw_only=True)
 class PixelBatch(BatchSums):
-    overlap: ConfusionCounts
+    confusion: ConfusionCounts
     before: ConfusionCounts | None = None
 
 
@@ -293,7 +295,7 @@ class PixelBatch(BatchSums):
 class PixelMeter(Meter[PixelBatch]):
     """Outputs (n, classes, h, w), resized to the labels (n, h', w').
 
-    Counts of overlaps are summed over the whole stream before any is divided.
+    Pixels are counted over the whole stream before any count is divided.
     """
 
     classes: int
@@ -303,9 +305,9 @@ class PixelMeter(Meter[PixelBatch]):
 
     def score(self, batches: Sequence[PixelBatch], *, before: bool = False) -> float | None:
         """The mean IoU."""
-        overlaps = [batch.before if before else batch.overlap for batch in batches]
-        known = [overlap for overlap in overlaps if overlap is not None]
-        if before and (not known or len(known) < len(overlaps)):
+        counts = [batch.before if before else batch.confusion for batch in batches]
+        known = [count for count in counts if count is not None]
+        if before and (not known or len(known) < len(counts)):
             return None
         return sum_counts(known, classes=self.classes).mean_iou
 
@@ -325,11 +327,11 @@ class PixelMeter(Meter[PixelBatch]):
                 first = None if earlier is None else mask_picture(earlier[i], self.palette)
                 self.masks.append(MaskSample(index=index, truth=truth, before=first, after=last))
         size = (labels.shape[1], labels.shape[2])
-        found = [self._measure_band(band, labels[:, rows]) for rows, band in resized_chunks(outputs.detach(), size)]
+        found = [self._measure_chunk(chunk, labels[:, rows]) for rows, chunk in resized_chunks(outputs.detach(), size)]
         return PixelBatch(
             images=len(labels),
             scored=sum(one.scored for one in found),
-            overlap=sum_counts((one.overlap for one in found), classes=self.classes),
+            confusion=sum_counts((one.confusion for one in found), classes=self.classes),
             before=None if earlier is None else count_confusion(earlier, labels, classes=self.classes),
             entropy=math.fsum(one.entropy for one in found),
             nll=math.fsum(one.nll for one in found),
@@ -338,28 +340,28 @@ class PixelMeter(Meter[PixelBatch]):
             bins=Reliability.total(one.bins for one in found),
         )
 
-    def _measure_band(self, band: Tensor, labels: Tensor) -> PixelBatch:
+    def _measure_chunk(self, chunk: Tensor, labels: Tensor) -> PixelBatch:
         """Some rows of all pictures: outputs (n, classes, rows, w), labels (n, rows, w)."""
-        rows = band.movedim(1, -1)[labels != IGNORED].float()
+        rows = chunk.movedim(1, -1)[labels != IGNORED].float()
         truth = labels[labels != IGNORED]
         log_p = (rows / rows.sum(1, keepdim=True)).clamp_min(1e-30).log() if self.probabilities else rows.log_softmax(1)
         p = log_p.exp()
-        sure, chosen = p.max(1)
+        confidence, chosen = p.max(1)
         inside = truth < self.classes
         of_truth = log_p.gather(1, truth.clamp_max(self.classes - 1)[:, None])[:, 0]
         return PixelBatch(
             images=0,
             scored=len(truth),
-            overlap=count_confusion(band.argmax(1), labels, classes=self.classes),
+            confusion=count_confusion(chunk.argmax(1), labels, classes=self.classes),
             entropy=float(torch.special.entr(p).sum()),
             nll=-float(of_truth[inside].double().sum()),
             brier=float((p.square().sum(1) - 2 * of_truth.exp() + 1)[inside].double().sum()),
             broken=int(rows.isnan().any(1).sum()),
-            bins=reliability(sure.double().cpu(), (chosen == truth).cpu()),
+            bins=reliability(confidence.double().cpu(), (chosen == truth).cpu()),
         )
 
     def details(self) -> dict[str, Any]:
-        total = sum_counts((batch.overlap for batch in self.batches), classes=self.classes)
+        total = sum_counts((batch.confusion for batch in self.batches), classes=self.classes)
         counts = (total.right.tolist(), total.predicted.tolist(), total.labeled.tolist())
         return {
             "masks": tuple(sorted(self.masks, key=lambda kept: kept.index)),
@@ -384,6 +386,6 @@ def mask_picture(mask: Tensor, palette: NDArray[np.uint8] | None) -> bytes:
 def _classes_at(outputs: Logits, labels: Tensor) -> Tensor:
     """The classes that outputs (n, classes, h, w) predict at the size of their labels (n, h', w')."""
     classes = torch.empty_like(labels, dtype=torch.long)
-    for rows, band in resized_chunks(outputs, (labels.shape[1], labels.shape[2])):
-        classes[:, rows] = band.argmax(1)
+    for rows, chunk in resized_chunks(outputs, (labels.shape[1], labels.shape[2])):
+        classes[:, rows] = chunk.argmax(1)
     return classes

@@ -138,11 +138,6 @@ def check_sequence(experiment: Experiment, sequence: CellSequence) -> None:
     experiment.network(first)
 
 
-def provenance_of(experiment: Experiment, recorded: RunConfig) -> Provenance:
-    """Versions, hardware and the configuration to store with the cells."""
-    return collect_provenance(device=experiment.device, dtype=recorded.dtype, config=recorded.to_json())
-
-
 class CellWriter:
     """Writes cells to a store and reports each in a line, of several experiments with data set and setting."""
 
@@ -185,7 +180,8 @@ class CellRunner:
 
     def __init__(self, experiment: Experiment, writer: CellWriter) -> None:
         self.experiment, self.writer = experiment, writer
-        self.provenance = provenance_of(experiment, experiment.config)
+        config = experiment.config
+        self.provenance = collect_provenance(device=experiment.device, dtype=config.dtype, config=config.to_json())
 
     def run_all(self, sequences: Sequence[CellSequence], *, wait: bool = True, announce: bool = True) -> None:
         """Run each sequence that is free; with `wait`, until those that other processes run are finished, too."""

@@ -78,18 +78,6 @@ def add_network_arguments(parser: ArgumentParser) -> None:
     add("--classes", metavar="FILE", help="class names, one per line, or a folder of class folders")
 
 
-def add_option_argument(parser: ArgumentParser, *, method: str = "METHOD") -> None:
-    """The flag for options of methods, or of one."""
-    parser.add_argument(
-        "--option",
-        type=option,
-        action="append",
-        default=[],
-        metavar=f"{method}.OPTION=VALUE",
-        help=f"an option of {'a method' if method == 'METHOD' else method.upper()}; repeatable",
-    )
-
-
 def read_experiments(arguments: Namespace, **changes: Any) -> tuple[RunConfig, ...]:
     """The experiments of the configuration, with the values of the flags and `changes`."""
     from trust_tta.bench.config import RunConfig

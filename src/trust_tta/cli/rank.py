@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
     from trust_tta.bench.config import RunConfig
-    from trust_tta.bench.order_ranking import Ranking
+    from trust_tta.results.order_records import EntropyByOrder
 
 EXAMPLES = """\
   trust-tta rank configs/demo.toml --domains fog,snow --limit 128
@@ -63,19 +64,19 @@ def rank(parts: Sequence[RunConfig], *, k: int, out: Path | None) -> None:
 
     for config in parts:
         with ProgressDisplay() as progress:
-            ranking = rank_domains(with_limit(config), progress=progress)
-        say(heat_map(ranking, k, shades=_shades()).removesuffix("\n"))
-        say(f"the {k} of lowest entropy: {', '.join(list(ranking.mean)[:k])}")
+            mean, domains = rank_domains(with_limit(config), k=k, progress=progress)
+        say(heat_map(mean, domains, shades=_shades()).removesuffix("\n"))
+        say(f"the {k} of lowest entropy: {', '.join(mean.orders[:k])}")
         if out is None:
             continue
         if out.suffix == ".json":
-            write_record(ranking.mean_record(k, title=ranking.title), out)
+            write_record(mean, out)
         elif len(parts) > 1:
-            record = ranking.mean_record(k, title=ranking.dataset)
-            write_record(record, out / f"orders-{ranking.dataset}.json")
+            dataset = config.data.dataset
+            write_record(replace(mean, title=dataset), out / f"orders-{dataset}.json")
         else:
-            for domain, record in ranking.domain_records(k).items():
-                write_record(record, out / f"orders-{domain}.json")
+            for record in domains:
+                write_record(record, out / f"orders-{record.title}.json")
     if out is not None:
         say(f"the ranking is in {out}")
 
@@ -86,20 +87,21 @@ def with_limit(config: RunConfig) -> RunConfig:
     return config if data.limit is not None else config.changed(data=data.changed(limit=DEFAULT_LIMIT))
 
 
-def heat_map(ranking: Ranking, k: int, *, shades: str) -> str:
-    """A line for each order, ascending: mean entropy, a bar, a shade for each domain; the first `k` are marked."""
-    values = [value for domain in ranking.domains.values() for value in domain.values()]
+def heat_map(mean: EntropyByOrder, domains: Sequence[EntropyByOrder], *, shades: str) -> str:
+    """A line for each order, ascending: mean entropy, a bar, a shade for each domain; the chosen ones are marked."""
+    found = [record.by_order for record in domains]
+    values = [value for record in domains for value in record.entropy]
     low, high = min(values), max(values)
-    longest = max(ranking.mean.values()) or 1.0
     lines = [
-        f"{ranking.title}: mean entropy in nats",
-        f"a shade for each of {', '.join(ranking.domains)}: {shades[0]} is {low:.3f}, {shades[-1]} is {high:.3f}",
+        f"{mean.title}: mean entropy in nats",
+        f"a shade for each of {', '.join(record.title for record in domains)}: "
+        f"{shades[0]} is {low:.3f}, {shades[-1]} is {high:.3f}",
     ]
-    for place, (order, mean) in enumerate(ranking.mean.items()):
-        heights = [(domain[order] - low) / ((high - low) or 1.0) for domain in ranking.domains.values()]
+    for place, (order, entropy) in enumerate(mean.by_order.items()):
+        heights = [(by_order[order] - low) / ((high - low) or 1.0) for by_order in found]
         cells = "".join(shades[min(int(height * len(shades)), len(shades) - 1)] for height in heights)
-        bar = shades[-1] * round(_BAR * mean / longest)
-        lines.append(f"{'*' if place < k else ' '} {order}  {mean:.3f}  {bar:<{_BAR}}  {cells}")
+        bar = shades[-1] * round(_BAR * entropy / (max(mean.entropy) or 1.0))
+        lines.append(f"{'*' if place < mean.k else ' '} {order}  {entropy:.3f}  {bar:<{_BAR}}  {cells}")
     return "\n".join(lines) + "\n"
 
 

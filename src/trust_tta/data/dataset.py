@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,23 @@ class PythonImages:
 
 
 @dataclass(frozen=True)
+class PickedImages:
+    """The images at `indices` (n,) of others."""
+
+    images: Images
+    indices: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        return self.images.read(int(self.indices[index]))
+
+    def digest(self) -> str:
+        return hash_strings((self.images.digest(), hash_array(self.indices)))
+
+
+@dataclass(frozen=True)
 class JoinedImages:
     """The images of several data sets, one after the other."""
 
@@ -137,6 +154,10 @@ class Dataset:
     def image(self, index: int) -> NDArray[np.uint8]:
         """Image `index`, uint8 (h, w, 3)."""
         return self.images.read(index)
+
+    def pick(self, indices: NDArray[np.int64]) -> Self:
+        """The images at `indices` (n,)."""
+        return replace(self, images=PickedImages(self.images, indices), labels=self.labels[indices])
 
     def renumber(self, outputs: NDArray[np.int64], names: tuple[str, ...]) -> Dataset:
         """The data set with label i as `outputs[i]`, under the class names of a network."""

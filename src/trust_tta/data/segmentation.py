@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,11 @@ class SegmentationDataset(Dataset):
                 f"{self.name} has the labels 0..{len(self.class_names) - 1} and {IGNORED}"
             )
         return self.protocol.resize_mask(mask)
+
+    def pick(self, indices: NDArray[np.int64]) -> Self:
+        """The images at `indices` (n,) with their masks."""
+        masks = replace(self.masks, names=tuple(self.masks.names[i] for i in indices))
+        return replace(super().pick(indices), masks=masks)
 
     def renumber(self, outputs: NDArray[np.int64], names: tuple[str, ...]) -> SegmentationDataset:
         """The data set with label i as `outputs[i]`, under the class names of a network, colors included."""

@@ -79,14 +79,14 @@ def count_confusion(predictions: Tensor, labels: Tensor, *, classes: int) -> Con
     )
 
 
-def sum_counts(overlaps: Iterable[ConfusionCounts], *, classes: int) -> ConfusionCounts:
+def sum_counts(counts: Iterable[ConfusionCounts], *, classes: int) -> ConfusionCounts:
     """Sum the counts of several images or batches, on the CPU."""
     import torch
 
     zero = torch.zeros(classes, dtype=torch.int64)
     total = ConfusionCounts(zero, zero, zero)
-    for overlap in overlaps:
-        total = total + ConfusionCounts(overlap.right.cpu(), overlap.predicted.cpu(), overlap.labeled.cpu())
+    for each in counts:
+        total = total + ConfusionCounts(each.right.cpu(), each.predicted.cpu(), each.labeled.cpu())
     return total
 
 

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import torch
 
 from trust_tta.bench.config import RunConfig
+from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, fingerprints
 from trust_tta.bench.processes import REFUSALS
 from trust_tta.bench.sweep import (
@@ -28,7 +29,6 @@ from trust_tta.bench.sweep import (
     FinishedCell,
     check_sequence,
     failure_text,
-    provenance_of,
     run_sequence,
     unfinished,
 )
@@ -117,7 +117,8 @@ def _open(reference: Any) -> tuple[Experiment, Provenance]:
     if other:
         raise ConfigError(f"a worker has {', '.join(other)}; install the same versions on every node")
     experiment = Experiment(payload.config, plan=payload.plan)
-    return experiment, provenance_of(experiment, payload.plan.config)
+    config = payload.plan.config  # as it was given, without absolute paths
+    return experiment, collect_provenance(device=experiment.device, dtype=config.dtype, config=config.to_json())
 
 
 def _check_data(experiment: Experiment, sequence: CellSequence) -> None:

@@ -15,35 +15,25 @@ from trust_tta.report.tables import Column, DataTable, Row, TableCell
 from trust_tta.report.text import domain_name, safe_line
 from trust_tta.results import Cell, format_percent
 from trust_tta.results.display import MISSING
+from trust_tta.results.record import MaskSample
 
 MAX_PICTURES = 4  # per domain
 
 
 @dataclass(frozen=True)
-class PredictedMask:
-    """The masks (PNG) that a method predicted before and after the update."""
-
-    variant: Variant
-    before: bytes | None
-    after: bytes
-
-
-@dataclass(frozen=True)
 class MaskImage:
-    """An image if it was kept, its true mask and the predicted masks."""
+    """An image if it was kept, and the sample of each method with its true and predicted masks (PNG)."""
 
-    index: int
     image: bytes | None
-    truth: bytes
-    predicted: tuple[PredictedMask, ...]
+    samples: tuple[tuple[Variant, MaskSample], ...]
 
 
 @dataclass(frozen=True)
 class MaskGallery:
-    """Images of one domain."""
+    """Images of one domain by their index."""
 
     name: str
-    images: tuple[MaskImage, ...]
+    images: dict[int, MaskImage]
 
 
 def class_table(group: ResultGroup, report: Report) -> DataTable | None:
@@ -80,12 +70,11 @@ def mask_galleries(group: ResultGroup, report: Report) -> list[MaskGallery]:
             continue
         _, first = min(kept, key=lambda pair: pair[1].key.seed)
         masks = [(v, m) for v, c in kept if c.key.fingerprint == first.key.fingerprint for m in c.result.masks]
-        images = []
-        for sample in first.result.masks[:MAX_PICTURES]:
-            predicted = [PredictedMask(v, m.before, m.after) for v, m in masks if m.index == sample.index]
-            image = report.pictures.get((first.key.fingerprint, sample.index))
-            images.append(MaskImage(sample.index, image, sample.truth, tuple(predicted)))
-        found.append(MaskGallery(domain_name(domain), tuple(images)))
+        images = {}
+        for index in [sample.index for sample in first.result.masks[:MAX_PICTURES]]:
+            image = report.pictures.get((first.key.fingerprint, index))
+            images[index] = MaskImage(image, tuple((v, m) for v, m in masks if m.index == index))
+        found.append(MaskGallery(domain_name(domain), images))
     return found
 
 

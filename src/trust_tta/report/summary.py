@@ -67,12 +67,14 @@ def _margin(group: ResultGroup, best: Sequence[Variant]) -> list[str]:
     if not others:
         return []
     second, found = others[0], difference(group, first, others[0])
-    sure = f", ± {format_percent(found.seeds.half_width)} paired by seed" if found.seeds.half_width is not None else ""
+    evidence = (
+        f", ± {format_percent(found.seeds.half_width)} paired by seed" if found.seeds.half_width is not None else ""
+    )
     if found.images is not None:
-        sure += f"; {first.name} alone is right on {counted(found.images.first_only, 'image')}, "
-        sure += f"{second.name} alone on {found.images.second_only}, p = {found.images.p:.2g}"
+        evidence += f"; {first.name} alone is right on {counted(found.images.first_only, 'image')}, "
+        evidence += f"{second.name} alone on {found.images.second_only}, p = {found.images.p:.2g}"
     place = "the second" if len(best) == 1 else "the next"
-    parts = [f"{format_percent(found.gain)} points above {second.name} ({place}{sure})"]
+    parts = [f"{format_percent(found.gain)} points above {second.name} ({place}{evidence})"]
     for method in ("bn", "source"):
         variant = group.variant(method)
         if variant is not None and variant.label in reached and variant.label not in {*tied, second.label}:

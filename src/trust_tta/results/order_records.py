@@ -22,6 +22,11 @@ class EntropyByOrder:
     entropy: tuple[float, ...]
     k: int = 6  # number of orders used: those of lowest entropy
 
+    @property
+    def by_order(self) -> dict[str, float]:
+        """The entropy of each order."""
+        return dict(zip(self.orders, self.entropy, strict=True))
+
     def __post_init__(self) -> None:
         if len(self.orders) != len(self.entropy):
             lengths = f"{len(self.orders)} orders and {len(self.entropy)} entropies"

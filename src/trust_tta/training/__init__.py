@@ -17,7 +17,5 @@ __getattr__, __dir__, __all__ = lazy_exports(  # typed in __init__.pyi
         "Trained": "trust_tta.training.runs",
         "finetune": "trust_tta.training.runs",
         "train": "trust_tta.training.runs",
-        "SegmentationTrainingData": "trust_tta.training.segmentation",
-        "open_segmentation_data": "trust_tta.training.segmentation",
     },
 )

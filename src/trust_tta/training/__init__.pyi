@@ -7,7 +7,5 @@ from trust_tta.training.recipe import recipe_for as recipe_for
 from trust_tta.training.runs import Trained as Trained
 from trust_tta.training.runs import finetune as finetune
 from trust_tta.training.runs import train as train
-from trust_tta.training.segmentation import SegmentationTrainingData as SegmentationTrainingData
-from trust_tta.training.segmentation import open_segmentation_data as open_segmentation_data
 
 __all__: list[str]

@@ -14,12 +14,12 @@ from torch import nn
 
 from trust_tta.atomic import write_whole
 from trust_tta.data.download import file_sha256
+from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.errors import CheckpointError
 from trust_tta.models.metadata import ModelInfo
 from trust_tta.models.weights import encode_weights
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.training.data import TrainingData
-from trust_tta.training.segmentation import SegmentationTrainingData
 
 WEIGHTS, RECORD, CARD, STATE = "model.safetensors", "train.json", "card.md", "checkpoint.pt"
 
@@ -37,7 +37,7 @@ class TrainingProvenance:
 
     variant: str
     overrides: Mapping[str, Any]
-    data: TrainingData | SegmentationTrainingData
+    data: TrainingData
     hashes: Mapping[str, str]  # sha256 by part; the first is that of the training images
     preprocessing: Preprocessing
     recipe: Mapping[str, Any]
@@ -45,7 +45,7 @@ class TrainingProvenance:
 
     def metadata(self, accuracy: float) -> dict[str, str]:
         """The metadata of the weights file, from which the network can be rebuilt with its preprocessing."""
-        classes = self.data.dataset.class_names
+        classes = self.data.train.class_names
         return {
             **ModelInfo(
                 self.variant, self.overrides, len(classes), classes, self.preprocessing, self.license
@@ -94,7 +94,7 @@ def write_network(
         data=origin.data.description,
         license=f"{origin.license or 'yours to choose'}; that of the data: {origin.data.spec.license}",
         measured_on=origin.data.measured_on,
-        metric="mean IoU" if isinstance(origin.data, SegmentationTrainingData) else "top-1",
+        metric="mean IoU" if isinstance(origin.data.train, SegmentationDataset) else "top-1",
         how=how,
     )
     write_whole(folder / RECORD, json.dumps(record, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Training data: training and held-out images, and images as one array."""
+"""Training data: images to train on and held-out ones, and images as one array."""
 
 from __future__ import annotations
 
@@ -12,57 +12,74 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.dataset import ArrayImages, Dataset, join_datasets
-from trust_tta.data.loading import available_domains, open_dataset
+from trust_tta.data.loading import available_domains, locate, open_dataset
 from trust_tta.data.registry import DatasetSpec, find_domain, find_spec
+from trust_tta.data.segmentation import list_splits
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
 
 TRAINABLE = ("cifar10", "cifar100", "pacs", "folder")
+HELD_OUT_SPLITS = ("val", "validation")
 
 _AHEAD = 256  # images decoded between two reports of progress
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingData:
-    """`chosen` and `held_out`: indices int64 (n,) into `dataset`; `measured_on` names the held-out split."""
+    """Images to train on and held-out ones; `measured_on` names the held-out split."""
 
     spec: DatasetSpec
-    dataset: Dataset
-    chosen: NDArray[np.int64]
-    held_out: NDArray[np.int64]
+    train: Dataset
+    held_out: Dataset
     measured_on: str
 
     @property
     def description(self) -> str:
-        return f"{self.dataset.name} ({self.dataset.domain})"
-
-    def split(self) -> tuple[LazyImages, LazyImages]:
-        """The images to learn from, and those held out."""
-        return LazyImages(self.dataset, self.chosen), LazyImages(self.dataset, self.held_out)
+        return f"{self.train.name} ({self.train.domain})"
 
 
 def open_training_data(
     name: str, root: Path | str, *, target: str | None = None, share: float = 0.1, seed: int = 0
 ) -> TrainingData:
-    """CIFAR with its test set held out; otherwise every domain but `target`, with a fraction `share` held out."""
-    spec = find_spec(name)
-    if spec.name not in TRAINABLE:
-        other = "; for segmentation use open_segmentation_data" if spec.layout == "segmentation" else ""
-        raise ConfigError(f"data set {name!r} cannot be trained on; choose one of {', '.join(TRAINABLE)}{other}")
+    """CIFAR with its test set held out, segmentation images with their validation split.
+
+    Otherwise every domain but `target`, or the only split, with a random fraction `share` held out.
+    """
+    spec, root = find_spec(name), Path(root)
+    if spec.name not in TRAINABLE and spec.layout != "segmentation":
+        raise ConfigError(
+            f"data set {name!r} cannot be trained on; choose one of {', '.join(TRAINABLE)}, or one with masks"
+        )
     if not 0 < share < 1:
         raise ConfigError(f"the held-out fraction is {share}; it must lie between 0 and 1")
+    if spec.layout in ("cifar", "segmentation") and target is not None:
+        raise ConfigError(f"target is {target!r}, but {spec.name} has no domains to leave out; omit it")
     if spec.layout == "cifar":
-        if target is not None:
-            raise ConfigError(f"target is {target!r}, but {spec.name} has no domains to leave out; omit it")
-        parts = [open_dataset(name, root, domain=part) for part in ("train", "test")]
-        chosen, held_out = np.split(np.arange(sum(map(len, parts)), dtype=np.int64), [len(parts[0])])
-        return TrainingData(spec, join_datasets(parts, domain="train"), chosen, held_out, "test")
-    dataset = _without(spec, Path(root), target)
-    return TrainingData(spec, dataset, *hold_out(len(dataset), share, seed=seed, root=root), "validation")
+        train, test = (open_dataset(name, root, domain=part) for part in ("train", "test"))
+        return TrainingData(spec, train, test, "test")
+    if spec.layout == "segmentation":
+        parts = _segmentation_splits(spec, root)
+        if len(parts) == 2:
+            return TrainingData(spec, parts[0], parts[1], "validation")
+        whole = parts[0]
+    else:
+        whole = _without(spec, root, target)
+    chosen, held_out = _hold_out(len(whole), share, seed=seed, root=root)
+    return TrainingData(spec, whole.pick(chosen), whole.pick(held_out), "validation")
 
 
-def hold_out(images: int, share: float, *, seed: int, root: Path | str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _segmentation_splits(spec: DatasetSpec, root: Path) -> list[Dataset]:
+    """The split "train" and the validation split; without these, the first."""
+    splits = [split.name for split in list_splits(spec, locate(spec, root))]
+    held_out = [split for split in splits if split in HELD_OUT_SPLITS][:1]
+    if spec.domains and "train" not in splits:
+        raise DataError(f"{root} has no training images of {spec.name}/train; it wants {spec.wanted}")
+    names = ["train", *held_out] if "train" in splits else splits[:1]
+    return [open_dataset(spec.name, root, domain=split, options={"protocol": "native"}) for split in names]
+
+
+def _hold_out(images: int, share: float, *, seed: int, root: Path | str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Split indices at random into training and held-out ones; both sorted."""
     order = np.random.default_rng(seed).permutation(images)
     count = max(1, round(share * images))
@@ -86,38 +103,30 @@ def _without(spec: DatasetSpec, root: Path, target: str | None) -> Dataset:
 
 @dataclass(frozen=True, eq=False)
 class LazyImages(Sequence[NDArray[np.uint8]]):
-    """The images at `indices` of a data set, uint8 (h, w, 3) each, decoded on demand."""
+    """The images of a data set, uint8 (h, w, 3) each, decoded on demand."""
 
     dataset: Dataset
-    indices: NDArray[np.int64]
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.dataset)
 
     def __getitem__(self, index: int | slice) -> NDArray[np.uint8] | list[NDArray[np.uint8]]:  # type: ignore[override]
         if isinstance(index, slice):
             with ThreadPoolExecutor(_workers(self.dataset)) as pool:
-                return list(pool.map(self.dataset.image, self.indices[index].tolist()))
-        return self.dataset.image(int(self.indices[index]))
-
-    @property
-    def labels(self) -> NDArray[np.int64]:
-        return self.dataset.labels[self.indices]
+                return list(pool.map(self.dataset.image, range(*index.indices(len(self)))))
+        return self.dataset.image(index)
 
 
-def read_arrays(source: LazyImages, preprocessing: Preprocessing, progress: Progress = SILENT) -> NDArray[np.uint8]:
+def read_arrays(dataset: Dataset, preprocessing: Preprocessing, progress: Progress = SILENT) -> NDArray[np.uint8]:
     """The images at the size of the network's input, uint8 (n, size, size, 3)."""
     size = preprocessing.size
-    images = np.empty((len(source), size, size, 3), dtype=np.uint8)
-
-    def read(index: int) -> NDArray[np.uint8]:
-        return preprocessing.fit_image(source.dataset.image(index))
-
-    with ThreadPoolExecutor(_workers(source.dataset)) as pool:
-        for start in range(0, len(source), _AHEAD):
-            indices = source.indices[start : start + _AHEAD].tolist()
-            images[start : start + len(indices)] = list(pool.map(read, indices))
-            progress.advance(len(indices))
+    images = np.empty((len(dataset), size, size, 3), dtype=np.uint8)
+    with ThreadPoolExecutor(_workers(dataset)) as pool:
+        for start in range(0, len(dataset), _AHEAD):
+            stop = min(start + _AHEAD, len(dataset))
+            read = pool.map(lambda i: preprocessing.fit_image(dataset.image(i)), range(start, stop))
+            images[start:stop] = list(read)
+            progress.advance(stop - start)
     return images
 
 

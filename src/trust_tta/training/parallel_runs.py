@@ -15,10 +15,9 @@ import torch
 
 from trust_tta.errors import TrustError
 from trust_tta.progress import SILENT, Progress, Silent
-from trust_tta.training.data import TrainingData, open_training_data
-from trust_tta.training.recipe import SegmentationRecipe, TrainRecipe, is_segmentation
+from trust_tta.training.data import open_training_data
+from trust_tta.training.recipe import SegmentationRecipe, TrainRecipe
 from trust_tta.training.runs import TrainedFiles, train
-from trust_tta.training.segmentation import SegmentationTrainingData, open_segmentation_data
 
 Message: TypeAlias = str | TrainedFiles | TrustError
 
@@ -43,14 +42,8 @@ class TrainingJob:
         """Train, or continue an interrupted training in `out`."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        seed = self.recipe.seed
-        data: TrainingData | SegmentationTrainingData
-        if is_segmentation(self.data):
-            data = open_segmentation_data(self.data, self.root, share=self.share, seed=seed)
-        else:
-            data = open_training_data(self.data, self.root, target=self.target, share=self.share, seed=seed)
         done = train(
-            data,
+            open_training_data(self.data, self.root, target=self.target, share=self.share, seed=self.recipe.seed),
             self.recipe,
             out=self.out,
             model=self.model,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from trust_tta.data.file_io import hash_array
+from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.errors import ConfigError
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint
@@ -24,17 +25,12 @@ from trust_tta.models.upernet import UPerNet
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training import artifacts
-from trust_tta.training.data import TrainingData, read_arrays
+from trust_tta.training.data import LazyImages, TrainingData, read_arrays
 from trust_tta.training.evaluation import evaluate, recalibrate
 from trust_tta.training.linear_probe import fit_head, score_head
 from trust_tta.training.loop import fit
 from trust_tta.training.recipe import FinetuneRecipe, SegmentationRecipe, TrainRecipe, default_size, recipe_for
-from trust_tta.training.segmentation import (
-    SegmentationTrainingData,
-    read_segmentation_arrays,
-    segmentation,
-    segmentation_preprocessing,
-)
+from trust_tta.training.segmentation import read_segmentation_arrays, segmentation, segmentation_preprocessing
 from trust_tta.training.tasks import Task, classification
 
 Arrays: TypeAlias = tuple[NDArray[np.uint8], NDArray[Any]]
@@ -65,7 +61,7 @@ class Trained(TrainedFiles):
 
 
 def train(
-    data: TrainingData | SegmentationTrainingData,
+    data: TrainingData,
     recipe: TrainRecipe | SegmentationRecipe | None = None,
     *,
     out: str | PathLike[str],
@@ -87,13 +83,13 @@ def train(
     """
     begun = time.perf_counter()
     folder = Path(out)
-    dense = isinstance(data, SegmentationTrainingData)
+    dense = isinstance(data.train, SegmentationDataset)
     recipe = recipe or (SegmentationRecipe() if dense else recipe_for(data.spec.name, size=size))
     torch.manual_seed(recipe.seed)
-    made = create_model(model, num_classes=len(data.dataset.class_names), **dict(overrides or {}))
+    made = create_model(model, num_classes=len(data.train.class_names), **dict(overrides or {}))
     network = _require_fit(made, data).to(device)
     preprocessing, images, held_out, task = _prepare(data, recipe, size=size, progress=progress)
-    network.preprocessing, network.classes = preprocessing, data.dataset.class_names
+    network.preprocessing, network.classes = preprocessing, data.train.class_names
     batch_size = recipe.batch_size if dense else None
     mean, std = preprocessing.mean, preprocessing.std
 
@@ -138,23 +134,23 @@ def finetune(
     if (folder / artifacts.WEIGHTS).exists():
         raise ConfigError(f"'{folder / artifacts.WEIGHTS}' exists and would be lost; give another folder, or delete it")
     preprocessing = checkpoint.preprocessing.for_layout(data.spec.layout)
-    chosen, held_out = data.split()
-    _announce(data, len(chosen), len(held_out), progress)
+    chosen, held_out = LazyImages(data.train), LazyImages(data.held_out)
+    _announce(data, progress)
     torch.manual_seed(recipe.seed)
-    loaded = checkpoint.load(device=device, num_classes=len(data.dataset.class_names), head=False)
+    loaded = checkpoint.load(device=device, num_classes=len(data.train.class_names), head=False)
     model = require_ours(loaded, by="fine-tuning")
-    model.preprocessing, model.classes = preprocessing, data.dataset.class_names
-    result = fit_head(model, chosen, chosen.labels, recipe, preprocess=preprocessing, progress=progress)
+    model.preprocessing, model.classes = preprocessing, data.train.class_names
+    result = fit_head(model, chosen, data.train.labels, recipe, preprocess=preprocessing, progress=progress)
     accuracy = {
         "classifier on its training images": result.accuracy,
-        "classifier": score_head(model, held_out, held_out.labels, preprocess=preprocessing, progress=progress),
+        "classifier": score_head(model, held_out, data.held_out.labels, preprocess=preprocessing, progress=progress),
     }
     backbone = {"backbone": Path(checkpoint.file or checkpoint.variant).name, "backbone_sha256": checkpoint.sha256}
     origin = artifacts.TrainingProvenance(
         variant=checkpoint.variant,
         overrides=checkpoint.fields,
         data=data,
-        hashes={f"{data.description} and what is held out": data.dataset.fingerprint},
+        hashes={data.description: data.train.fingerprint, data.measured_on: data.held_out.fingerprint},
         preprocessing=preprocessing,
         recipe=recipe.model_dump() | backbone,
         license=checkpoint.license,
@@ -167,9 +163,9 @@ def finetune(
     return Trained(model=model, folder=folder, record=record)
 
 
-def _require_fit(network: nn.Module, data: TrainingData | SegmentationTrainingData) -> ScanNetwork | UPerNet:
+def _require_fit(network: nn.Module, data: TrainingData) -> ScanNetwork | UPerNet:
     """Check that the network fits the task of the data: segmentation or classification."""
-    if not isinstance(data, SegmentationTrainingData):
+    if not isinstance(data.train, SegmentationDataset):
         return require_ours(network, by=f"training on {data.spec.name}")
     if not isinstance(network, UPerNet):
         raise ConfigError(
@@ -180,36 +176,32 @@ def _require_fit(network: nn.Module, data: TrainingData | SegmentationTrainingDa
 
 
 def _prepare(
-    data: TrainingData | SegmentationTrainingData,
+    data: TrainingData,
     recipe: TrainRecipe | SegmentationRecipe,
     *,
     size: int | None,
     progress: Progress,
 ) -> tuple[Preprocessing, Arrays, Arrays, Task[Any]]:
     """The preprocessing, the images and labels to train on and those held out, and the task."""
-    classes = len(data.dataset.class_names)
-    if isinstance(data, SegmentationTrainingData):
+    classes, parts = len(data.train.class_names), (data.train, data.held_out)
+    _announce(data, progress)
+    progress.start(len(data.train) + len(data.held_out), "reading images")
+    if isinstance(data.train, SegmentationDataset):
         if not isinstance(recipe, SegmentationRecipe):
             raise ConfigError(f"{data.spec.name} has segmentation masks; give a SegmentationRecipe")
-        preprocessing = segmentation_preprocessing(data, recipe, size)
-        _announce(data, len(data.dataset), len(data.held_out), progress)
-        progress.start(len(data.dataset) + len(data.held_out), "reading images")
-        images, held_out = (
-            read_segmentation_arrays(part, preprocessing, progress) for part in (data.dataset, data.held_out)
-        )
+        preprocessing = segmentation_preprocessing(data.train, recipe, size)
+        images, held_out = (read_segmentation_arrays(part, preprocessing, progress) for part in parts)
         progress.finish()
         return preprocessing, images, held_out, segmentation(classes, images[1], recipe)
     if not isinstance(recipe, TrainRecipe):
         raise ConfigError(f"{data.spec.name} has image labels; give a TrainRecipe")
     side = size or default_size(data.spec.name)
     preprocessing = Preprocessing(size=side, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
-    chosen, others = data.split()
-    _announce(data, len(chosen), len(others), progress)
-    progress.start(len(chosen) + len(others), "reading images")
-    arrays = [(read_arrays(part, preprocessing, progress), part.labels) for part in (chosen, others)]
+    arrays = [(read_arrays(part, preprocessing, progress), part.labels) for part in parts]
     progress.finish()
     return preprocessing, arrays[0], arrays[1], classification(classes)
 
 
-def _announce(data: TrainingData | SegmentationTrainingData, images: int, others: int, progress: Progress) -> None:
-    progress.note(f"{images} images of {data.description} to train on, {others} {data.measured_on} images")
+def _announce(data: TrainingData, progress: Progress) -> None:
+    train, held_out = len(data.train), len(data.held_out)
+    progress.note(f"{train} images of {data.description} to train on, {held_out} {data.measured_on} images")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,11 +16,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
-from trust_tta.data.dataset import FileImages
-from trust_tta.data.loading import locate, open_dataset
+from trust_tta.data.dataset import Dataset
 from trust_tta.data.masks import resize_mask
-from trust_tta.data.registry import DatasetSpec, find_spec
-from trust_tta.data.segmentation import SegmentationDataset, list_splits
+from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.data.segmentation_metrics import IGNORED, count_confusion
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.models.upernet import UPerNet
@@ -30,13 +26,11 @@ from trust_tta.ops.segmentation_logits import CoarseLogits, apply_in_chunks
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training.augment import normalize
-from trust_tta.training.data import hold_out
 from trust_tta.training.recipe import SegmentationRecipe
 from trust_tta.training.tasks import Samples, Task, check_images
 
 AUXILIARY_WEIGHT = 0.4
 _EPSILON = 2.0**-23  # keeps the loss of a batch without labels at zero
-_HELD_OUT = ("val", "validation")  # names of splits
 
 Labeled: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # images (n, h, w, 3), labels (n, h, w)
 
@@ -44,63 +38,9 @@ Labeled: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # images (n, h
 # the data
 
 
-@dataclass(frozen=True, eq=False)
-class SegmentationTrainingData:
-    """Training and held-out images with masks; `measured_on` names the held-out split."""
-
-    spec: DatasetSpec
-    dataset: SegmentationDataset
-    held_out: SegmentationDataset
-    measured_on: str
-
-    @property
-    def description(self) -> str:
-        return f"{self.dataset.name} ({self.dataset.domain})"
-
-
-def open_segmentation_data(
-    name: str, root: Path | str, *, share: float = 0.1, seed: int = 0
-) -> SegmentationTrainingData:
-    """The split "train" with the validation split held out; without these, a random fraction `share` of all."""
-    if not 0 < share < 1:
-        raise ConfigError(f"the held-out fraction is {share}; it must lie between 0 and 1")
-    spec = find_spec(name)
-    splits = [split.name for split in list_splits(spec, locate(spec, Path(root)))]
-    held_out = next((split for split in splits if split in _HELD_OUT), None)
-    if "train" in splits and held_out:
-        parts = [_open(name, root, split) for split in ("train", held_out)]
-        return SegmentationTrainingData(spec, parts[0], parts[1], "validation")
-    if spec.domains and "train" not in splits:
-        raise DataError(f"{root} has no training images of {spec.name}/train; it wants {spec.wanted}")
-    dataset = _open(name, root, "train" if "train" in splits else splits[0])
-    kept, others = (_choose(dataset, part) for part in hold_out(len(dataset), share, seed=seed, root=root))
-    return SegmentationTrainingData(spec, kept, others, "validation")
-
-
-def _open(name: str, root: Path | str, split: str) -> SegmentationDataset:
-    dataset = open_dataset(name, root, domain=split, options={"protocol": "native"})
-    if not isinstance(dataset, SegmentationDataset):
-        raise ConfigError(f"{name} has image labels; segmentation needs masks")
-    return dataset
-
-
-def _choose(dataset: SegmentationDataset, indices: NDArray[np.int64]) -> SegmentationDataset:
-    if not isinstance(dataset.images, FileImages):
-        raise ConfigError(f"the images of {dataset.name} are not files")
-    images, masks = (tuple(part.names[i] for i in indices) for part in (dataset.images, dataset.masks))
-    return replace(
-        dataset,
-        images=replace(dataset.images, names=images),
-        masks=replace(dataset.masks, names=masks),
-        labels=dataset.labels[indices],
-    )
-
-
-def segmentation_preprocessing(
-    data: SegmentationTrainingData, recipe: SegmentationRecipe, size: int | None
-) -> Preprocessing:
+def segmentation_preprocessing(dataset: Dataset, recipe: SegmentationRecipe, size: int | None) -> Preprocessing:
     """Resize to `size` x `size`; without a size, to the short side of the first image."""
-    short = size or min(data.dataset.image(0).shape[:2])
+    short = size or min(dataset.image(0).shape[:2])
     return Preprocessing(
         size=short,
         resize=None,
@@ -112,10 +52,10 @@ def segmentation_preprocessing(
     )
 
 
-def read_segmentation_arrays(
-    dataset: SegmentationDataset, preprocessing: Preprocessing, progress: Progress = SILENT
-) -> Labeled:
+def read_segmentation_arrays(dataset: Dataset, preprocessing: Preprocessing, progress: Progress = SILENT) -> Labeled:
     """All images and masks at the size of the network's input."""
+    if not isinstance(dataset, SegmentationDataset):
+        raise ConfigError(f"{dataset.name} has image labels; segmentation needs masks")
 
     def read(index: int) -> Labeled:
         image, mask = preprocessing.fit_image(dataset.image(index)), dataset.mask(index)

@@ -23,13 +23,13 @@ from trust_tta.data.corruptions import blur, digital, noise, weather
 from trust_tta.data.corruptions.common import Generators, Pixels, image_generator
 from trust_tta.data.corruptions.table import (
     ALL_CORRUPTIONS,
+    SEVERITIES,
     Level,
-    check_corruption,
-    check_severity,
     choose_table,
     level_of,
 )
 from trust_tta.errors import ConfigError, DataError, StateError
+from trust_tta.schema import did_you_mean
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -98,8 +98,10 @@ def check_images(images: Any) -> None:
 
 def check_request(corruption: str, severity: int, seed: int) -> None:
     """Refuse an unknown corruption or severity, or a seed that is not an integer >= 0."""
-    check_corruption(corruption)
-    check_severity(severity)
+    if corruption not in ALL_CORRUPTIONS:
+        raise ConfigError(f"unknown corruption {corruption!r}; {did_you_mean(corruption, ALL_CORRUPTIONS)}")
+    if isinstance(severity, bool) or severity not in SEVERITIES:
+        raise ConfigError(f"severity {severity!r} does not exist; give an integer from 1 to 5")
     try:
         negative = operator.index(seed) < 0
     except TypeError:

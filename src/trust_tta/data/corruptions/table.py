@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 from trust_tta.config_io import read_asset
 from trust_tta.errors import ConfigError
-from trust_tta.schema import did_you_mean
 
 Level: TypeAlias = tuple[float, ...]
 Levels: TypeAlias = tuple[Level, Level, Level, Level, Level]
@@ -32,18 +31,6 @@ CIFAR_LEVELS = _read_levels("cifar")
 IMAGENET_LEVELS = _read_levels("imagenet", elastic_side=_ELASTIC_SIDE)
 ALL_CORRUPTIONS = tuple(CIFAR_LEVELS)
 CORRUPTIONS, EXTRA_CORRUPTIONS = ALL_CORRUPTIONS[:15], ALL_CORRUPTIONS[15:]  # those of benchmarks, and those held out
-
-
-def check_corruption(corruption: str) -> None:
-    """Refuse a name that is not one of the 19."""
-    if corruption not in ALL_CORRUPTIONS:
-        raise ConfigError(f"unknown corruption {corruption!r}; {did_you_mean(corruption, ALL_CORRUPTIONS)}")
-
-
-def check_severity(severity: int) -> None:
-    """Refuse a severity outside 1 to 5."""
-    if isinstance(severity, bool) or severity not in SEVERITIES:
-        raise ConfigError(f"severity {severity!r} does not exist; give an integer from 1 to 5")
 
 
 def choose_table(table: str | None, *, height: int, width: int) -> str:
