@@ -15,6 +15,9 @@ from tests.serve.services import PRIVATE, picture, pixels, serving
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.serve.dashboard import Dashboard, thumbnail
 from trust_tta.serve.event_log import Feedback
+from trust_tta.serve.network import NetworkInfo
+
+NETWORK = NetworkInfo("tiny", "tide", Preprocessing(size=4, resize=4), ("ant", "bee"), (2,), ())
 
 
 def test_thumbnail_shows_the_pixels_before_normalization() -> None:
@@ -25,7 +28,7 @@ def test_thumbnail_shows_the_pixels_before_normalization() -> None:
 
 
 def test_clock_set_back_does_not_freeze_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    dashboard = Dashboard(Preprocessing(size=4, resize=4), classes=None)
+    dashboard = Dashboard(NETWORK)
     for now in (5000.0, 5001.0, 1000.0, 1001.0):
         monkeypatch.setattr("time.time", lambda now=now: now)
         dashboard.add_feedback(Feedback("a-0", "default", 1, 1))
@@ -33,13 +36,15 @@ def test_clock_set_back_does_not_freeze_curves(monkeypatch: pytest.MonkeyPatch) 
     assert [point[0] for point in stream["points"]] == [1000.0, 1001.0]
 
 
-def test_points_are_means_over_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    dashboard = Dashboard(Preprocessing(size=4, resize=4), classes=None)
+def test_points_hold_the_last_values_of_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    dashboard = Dashboard(NETWORK)
     for i, now in enumerate((10.0, 10.2, 10.4, 11.0)):
         monkeypatch.setattr("time.time", lambda now=now: now)
-        dashboard._view("a").add_point({"entropy": float(i)})
+        view = dashboard._view("a")
+        view.reading = {"entropy": float(i)}
+        view.add_point()
     (stream,) = dashboard.since(0)["streams"]
-    assert [point[:2] for point in stream["points"]] == [[10.0, 1.0], [11.0, 3.0]]
+    assert [point[:2] for point in stream["points"]] == [[10.0, 2.0], [11.0, 3.0]]
 
 
 def test_page_is_told_what_is_new(tmp_path: Path) -> None:

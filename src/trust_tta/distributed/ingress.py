@@ -274,7 +274,7 @@ class MergedDashboard(Dashboard):
     """The dashboards of all replicas as one; each stream as the replica that has it shows it."""
 
     def __init__(self, service: ReplicatedService) -> None:
-        super().__init__(service.network.preprocessing, classes=service.network.classes)
+        super().__init__(service.network)
         self._service = service
         self._numbers: dict[str, int] = {}  # of streams, in order of appearance
 

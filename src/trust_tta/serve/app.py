@@ -167,7 +167,7 @@ class Api:
         return JSONResponse(
             {
                 "class": int(best),
-                "label": self.service.dashboard.label_of(int(best)),
+                "label": network.label_of(int(best)),
                 "confidence": float(confidence),
                 "stream": stream,
                 "adapted": prediction.adapted,

@@ -21,6 +21,7 @@ from trust_tta.live.guard import Event
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.serve.engine import BatchResult
 from trust_tta.serve.event_log import RECENT_LABELS, Feedback, LabelCounts
+from trust_tta.serve.network import NetworkInfo
 
 MAX_POINTS = 480  # per curve
 TICK = 0.5  # seconds between two points
@@ -30,7 +31,7 @@ IMAGES_PER_BATCH = 3  # of which thumbnails are kept
 MAX_STREAMS = 64  # with curves
 MAX_EVENTS = 60
 
-# One point of a curve: seconds since 1970, then means over a tick (None: unknown).
+# One point of a curve: seconds since 1970, then the last values of a tick (None: unknown).
 CURVES = ("time", "entropy", "confidence", "weight", "certainty", "agreement", "accuracy")
 EVIDENCE = ("evidence", "weight", "e_value", "agreement", "snapshot")
 
@@ -41,16 +42,10 @@ class Thumbnail:
 
     id: str
     image: Tensor | None  # (3, h, w), until the thumbnail is made
-    label: str
+    predicted: int
     confidence: float
     right: bool | None = None
     url: str = ""
-
-    def as_dict(self, preprocessing: Preprocessing) -> dict[str, Any]:
-        if self.image is not None:
-            self.url, self.image = thumbnail(self.image, preprocessing), None
-        shown = {"id": self.id, "src": self.url, "label": self.label}
-        return {**shown, "confidence": _finite(self.confidence), "right": self.right}
 
 
 @dataclass
@@ -70,7 +65,6 @@ class StreamView:
     alarms: set[str] = field(default_factory=set)
     points: deque[list[float | None]] = field(default_factory=lambda: deque(maxlen=MAX_POINTS))
     thumbnails: deque[Thumbnail] = field(default_factory=lambda: deque(maxlen=MAX_THUMBNAILS))
-    readings: list[dict[str, Any]] = field(default_factory=list)  # of the last point
     changed: float = 0.0
 
     def summary(self) -> dict[str, Any]:
@@ -83,18 +77,13 @@ class StreamView:
         """Over the last labels."""
         return sum(self.recent.values()) / len(self.recent) if self.recent else None
 
-    def add_point(self, reading: dict[str, Any] | None = None) -> None:
-        """Extend the curves; what comes within a tick is averaged in one point."""
-        self.changed = now = time.time()
-        while self.points and (self.points[-1][0] or 0) > now:  # the clock was set back
-            self.points.pop()
-        if self.points and now - (self.points[-1][0] or 0) < TICK:
-            now = self.points.pop()[0] or now
-        else:
-            self.readings = []
-        self.readings += [] if reading is None else [reading]
-        means = [_mean(r.get(name) for r in self.readings) for name in CURVES[1:-1]]
-        self.points.append([now, *means, self.accuracy])
+    def add_point(self) -> None:
+        """Extend the curves by what is known now; within a tick it replaces the last point."""
+        self.changed = start = time.time()
+        while self.points and start - (self.points[-1][0] or 0) < TICK:  # negative if the clock was set back
+            start = min(start, self.points.pop()[0] or 0)
+        values = [self.reading.get(name) for name in CURVES[1:-1]]
+        self.points.append([start, *values, self.accuracy])
 
 
 class Dashboard:
@@ -105,12 +94,11 @@ class Dashboard:
 
     def __init__(
         self,
-        preprocessing: Preprocessing,
+        network: NetworkInfo,
         *,
-        classes: tuple[str, ...] | None,
         count_labels: Callable[[str], LabelCounts] = lambda stream: LabelCounts(0, 0, {}),
     ) -> None:
-        self.preprocessing, self.classes, self._count_labels = preprocessing, classes, count_labels
+        self.network, self._count_labels = network, count_labels
         self._views: OrderedDict[str, StreamView] = OrderedDict()  # the most recently updated comes last
         self._made = 0
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
@@ -125,13 +113,13 @@ class Dashboard:
             view = self._view(batch.name)
             view.batches, view.images = batch.stream.batches, batch.stream.images
             view.adapted, view.paused = batch.result.adapted, batch.stream.paused
-            reading = batch.result.reading.as_dict() if batch.result.reading is not None else None
-            view.reading = reading or view.reading
-            view.add_point(reading)
+            if batch.result.reading is not None:
+                view.reading = batch.result.reading.as_dict()
+            view.add_point()
             for i, (name, row) in enumerate(rows):
                 confidence, best = row.max(0)
                 image = batch.images[i].detach().cpu()
-                view.thumbnails.append(Thumbnail(name, image, self.label_of(int(best)), float(confidence)))
+                view.thumbnails.append(Thumbnail(name, image, int(best), float(confidence)))
 
     def add_event(self, stream: str, number: int, event: Event) -> None:
         shown = {"id": number, "stream": stream, **vars(event), "evidence": _shown(event.evidence)}
@@ -177,9 +165,6 @@ class Dashboard:
         with self._lock:
             self._views.pop(stream, None)
 
-    def label_of(self, number: int) -> str:
-        return self.classes[number] if self.classes and number < len(self.classes) else str(number)
-
     def summaries(self) -> dict[str, dict[str, Any]]:
         with self._lock:
             return {name: view.summary() for name, view in self._views.items()}
@@ -189,13 +174,19 @@ class Dashboard:
         with self._lock:
             streams = [
                 view.summary()
-                | {"points": [point for point in view.points if (point[0] or 0) >= moment]}
-                | {"shown": [shown.as_dict(self.preprocessing) for shown in view.thumbnails]}
+                | {"points": [list(map(_finite, point)) for point in view.points if (point[0] or 0) >= moment]}
+                | {"shown": [self._show(shown) for shown in view.thumbnails]}
                 for view in self._views.values()
                 if view.changed >= moment
             ]
             events = [event for event in self._events if event["time"] >= moment]
             return {"now": time.time(), "names": list(self._views), "streams": streams, "events": events}
+
+    def _show(self, shown: Thumbnail) -> dict[str, Any]:
+        if shown.image is not None:
+            shown.url, shown.image = thumbnail(shown.image, self.network.preprocessing), None
+        about = {"id": shown.id, "src": shown.url, "label": self.network.label_of(shown.predicted)}
+        return about | {"confidence": _finite(shown.confidence), "right": shown.right}
 
     def _view(self, name: str) -> StreamView:
         if name not in self._views:
@@ -207,12 +198,6 @@ class Dashboard:
         while len(self._views) > MAX_STREAMS:
             self._views.popitem(last=False)
         return view
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    mean: float | None = _finite(sum(known) / len(known)) if known else None
-    return mean
 
 
 def _shown(evidence: Mapping[str, Any]) -> dict[str, Any]:

@@ -113,8 +113,9 @@ class Engine:
         request = PredictRequest(stream, images, adapt)
         with self._changed:
             self._check_open()
-            if self.queued + len(images) > self.settings.max_queued_total:
-                raise self._full(503, f"{self.queued} images are queued")
+            queued = sum(len(other.images) for other in self._requests)
+            if queued + len(images) > self.settings.max_queued_total:
+                raise self._full(503, f"{queued} images are queued")
             own = sum(len(other.images) for other in self._requests if other.stream == stream)
             if own + len(images) > self.settings.max_queued:
                 raise self._full(429, f"{own} images of the stream '{stream}' are queued")

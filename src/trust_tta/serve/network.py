@@ -34,6 +34,9 @@ class NetworkInfo:
     outputs: tuple[int, ...]
     notes: tuple[str, ...]
 
+    def label_of(self, number: int) -> str:
+        return self.classes[number] if self.classes and number < len(self.classes) else str(number)
+
     def read_label(self, given: Any) -> int:
         """The number of a class that a client gives by number or by name."""
         if isinstance(given, str) and self.classes and given in self.classes:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ VERSION = "1"
 EXTENSIONS = ("binary_tensor_data",)
 LENGTH_HEADER = "inference-header-content-length"
 
+T = TypeVar("T")
+
+_KINDS = {bool: "true or false", str: f"a name such as '{DEFAULT_STREAM}'", dict: "a JSON object"}
 _TYPES: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
 
 
@@ -67,7 +70,8 @@ def read_request(body: bytes, header_length: str | None, *, size: int, settings:
         raise BadRequestError("the request is not UTF-8 JSON") from None
     if not isinstance(content, dict):
         raise BadRequestError("the request is not a JSON object; give one with 'inputs'")
-    parameters = _table(content, "parameters", "the request")
+    parameters = _get(content, "parameters", dict, {})
+    stream = _get(parameters, "stream", str, "")
     images, rest = _read_input(content.get("inputs"), tail, size=size, settings=settings)
     if len(rest):
         raise BadRequestError(f"{len(rest)} bytes are left after the tensors; state binary_data_size for each")
@@ -77,9 +81,9 @@ def read_request(body: bytes, header_length: str | None, *, size: int, settings:
     return InferRequest(
         id=request_id,
         images=images,
-        outputs=_read_outputs(content.get("outputs"), everything_binary=_flag(parameters, "binary_data_output", False)),
-        stream=_stream(parameters),
-        adapt=_flag(parameters, "adapt", True),
+        outputs=_read_outputs(content.get("outputs"), binary=_get(parameters, "binary_data_output", bool, False)),
+        stream=check_stream_name(stream) if stream else None,
+        adapt=_get(parameters, "adapt", bool, True),
     )
 
 
@@ -129,7 +133,7 @@ def _read_input(inputs: Any, tail: memoryview, *, size: int, settings: Settings)
     count = math.prod(shape)
     if count * _TYPES[kind].itemsize > settings.max_bytes:
         raise RequestError(413, f"'{INPUT}' has {count} values; at most {settings.max_bytes} bytes are accepted")
-    given = _table(tensor, "parameters", f"'{INPUT}'").get("binary_data_size")
+    given = _get(tensor, "parameters", dict, {}, where=f"'{INPUT}'").get("binary_data_size")
     if given is None:
         return _from_json(tensor.get("data"), kind, shape), tail
     if "data" in tensor:
@@ -184,9 +188,9 @@ def _flatten(nested: list[Any], shape: list[int]) -> list[Any]:
     return list(chain.from_iterable(rows))
 
 
-def _read_outputs(given: Any, *, everything_binary: bool) -> tuple[Output, ...]:
+def _read_outputs(given: Any, *, binary: bool) -> tuple[Output, ...]:
     if given is None or given == []:
-        return tuple(Output(name, everything_binary) for name in OUTPUTS)
+        return tuple(Output(name, binary) for name in OUTPUTS)
     if not isinstance(given, list) or len(given) > len(OUTPUTS) or not all(isinstance(o, dict) for o in given):
         raise BadRequestError(f"'outputs' must be a list of {' and '.join(OUTPUTS)}, or be omitted")
     chosen = []
@@ -194,33 +198,18 @@ def _read_outputs(given: Any, *, everything_binary: bool) -> tuple[Output, ...]:
         name = output.get("name")
         if name not in OUTPUTS:
             raise BadRequestError(f"the output {_shown(name)} is unknown; ask for {' or '.join(OUTPUTS)}")
-        parameters = _table(output, "parameters", f"the output '{name}'")
-        chosen.append(Output(name, _flag(parameters, "binary_data", everything_binary)))
+        parameters = _get(output, "parameters", dict, {}, where=f"the output '{name}'")
+        chosen.append(Output(name, _get(parameters, "binary_data", bool, binary)))
     return tuple(chosen)
 
 
-def _stream(parameters: Mapping[str, Any]) -> str | None:
-    name = parameters.get("stream")
-    if name is None:
-        return None
-    if not isinstance(name, str):
-        raise BadRequestError(f"the parameter stream is {_shown(name)}; give a name such as '{DEFAULT_STREAM}'")
-    return check_stream_name(name)
-
-
-def _table(content: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
-    table = content.get(key)
-    if table is None:
-        return {}
-    if not isinstance(table, dict):
-        raise BadRequestError(f"'{key}' of {where} is not a JSON object")
-    return table
-
-
-def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = parameters.get(name, default)
-    if not isinstance(value, bool):
-        raise BadRequestError(f"the parameter {name} is {_shown(value)}; give true or false")
+def _get(table: Mapping[str, Any], key: str, kind: type[T], default: T, *, where: str = "the request") -> T:
+    """The value of a key; missing or null: the default."""
+    value = table.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, kind):
+        raise BadRequestError(f"'{key}' of {where} is {_shown(value)}; give {_KINDS[kind]}")
     return value
 
 

@@ -82,7 +82,7 @@ class Service:
         _check_identity(folder / "service.json", network.identity())
         self.event_log = EventLog(folder / EVENT_LOG_FILE)
         self.metrics = Metrics(self._gauges)
-        self.dashboard = Dashboard(network.preprocessing, classes=network.classes, count_labels=self._count_labels)
+        self.dashboard = Dashboard(network, count_labels=self._count_labels)
         self.streams = StreamCache(
             network.method,
             streams or folder / "streams",
@@ -122,7 +122,6 @@ class Service:
 
     def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[RequestPrediction]:
         """Queue pixels (n, size, size, 3) or network input (n, 3, size, size)."""
-        self.streams.check_room(stream)
         if images.is_floating_point():
             network_input(self.network.method.model, images)  # warns where they were not preprocessed
         return self.engine.submit(stream, images, adapt=adapt)
