@@ -3,7 +3,7 @@
     PYTHONPATH=src python -m benchmarks.replicas --data data/CIFAR-10-C --device cuda --processes 6 --out FILE
     PYTHONPATH=src python -m benchmarks.replicas --render --out docs/results/replicas.json  # guides/distributed.md
 
-The replicas are those of `trust_tta.distributed`, in lockstep in one process: no cluster is needed. Without --data, the
+The replicas are those of `averaged_replica.py`, in lockstep in one process: no cluster is needed. Without --data, the
 shipped images are corrupted. Runs that FILE holds are not repeated; none is begun after --seconds.
 """
 
@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from benchmarks.averaged_replica import Replica, source_of
+from benchmarks.averaging import AveragingConfig, Merger, ReplicaUpdate
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -30,8 +32,6 @@ import trust_tta as tt
 from trust_tta.atomic import replacing
 from trust_tta.bench.environment import collect_provenance
 from trust_tta.data.sample import load_sample
-from trust_tta.distributed.averaging import AveragingConfig, Merger, ReplicaUpdate
-from trust_tta.distributed.replicas import Replica, source_of
 from trust_tta.methods.base import Method
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.report.figures import STYLE

@@ -6,12 +6,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
-
-import trust_tta as tt
-from trust_tta.distributed.averaging import (
+from benchmarks.averaged_replica import Replica, load_into, source_of, state_of
+from benchmarks.averaging import (
     AveragingConfig,
     Merger,
     ReplicaState,
@@ -22,7 +18,11 @@ from trust_tta.distributed.averaging import (
     merge_updates,
     trimmed_mean,
 )
-from trust_tta.distributed.replicas import Replica, load_into, source_of, state_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import trust_tta as tt
 from trust_tta.errors import StateError
 
 SIZE, CHANNELS = 12, 5

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from benchmarks.averaging import MergeResult, ReplicaState, ReplicaUpdate
 from torch import Tensor
 
-from trust_tta.distributed.averaging import MergeResult, ReplicaState, ReplicaUpdate
 from trust_tta.errors import StateError
 from trust_tta.live.guard import Event
 from trust_tta.live.inputs import prepare
