@@ -138,7 +138,7 @@ def test_clock_set_back_does_not_freeze_charts(tab: Tab, served: tuple[httpx.Cli
     client, _ = served
     send(client, "left", count=2)
     tab.open(str(client.base_url))
-    tab.wait_for(f"{CARD}.querySelector('[data-chart=entropy] .curve')")
+    tab.wait_for(f"{CARD}?.querySelector('[data-chart=entropy] .curve')")
     # One script, so that no answer of the service comes between.
     news = "{...streams.get('left'), card: undefined, points: [[T, 0.25, 1, 1, 1, 1, 1]]}"
     script = f"update({{now: T, names: ['left'], events: [], streams: [{news}]}}); draw();"
