@@ -85,7 +85,8 @@ def run(arguments: Namespace) -> None:
         source = _network_source(arguments)
         service = _make_service(arguments, source, Path(place))
         address, used = address_of(listener), token or secrets.token_urlsafe(16)
-        replay = Replay(address, model=service.network.name, token=used) if arguments.demo else None
+        model, method = service.network.name, service.network.method_name
+        replay = Replay(address, model=model, method=method, token=used) if arguments.demo else None
 
         def ready() -> None:
             network = service.network

@@ -1,7 +1,7 @@
 """The demonstration: images of the shipped sample, sent to the service as any client would, with their labels.
 
-Two streams see the same images: `tide` adapts, `source` is paused. Clean images come first, then fog, then noise from a
-broken camera, then fog again and clear weather, over and over.
+Two streams see the same images: one, named as its method, adapts; `source` is paused. Clean images come first, then
+fog, then noise from a broken camera, then fog again and clear weather, over and over.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPTIONS = {"tide": {"lr": 4e-3}}
 BATCH = 16
 PACE = 0.5  # seconds between two batches, at least
 POOL = 480  # images, sent over and over
-ADAPTING, FIXED = "tide", "source"
+FIXED = "source"
 NOTE = (
     "A demonstration. Both streams get the same images: clean ones, then fog rolls in, then a broken camera sends "
     "noise, then fog again and clear weather. One adapts, under guard; the other is paused: it is the source network."
@@ -41,8 +41,9 @@ log = logging.getLogger("trust_tta.serve")
 class Replay:
     """Sends batches as long as the service answers."""
 
-    def __init__(self, address: str, *, model: str, token: str) -> None:
+    def __init__(self, address: str, *, model: str, method: str, token: str) -> None:
         self._host, self._model, self._token = urlsplit(address).netloc, model, token
+        self._stream = method if method != FIXED else "adapting"
         self._thread = threading.Thread(target=self._run, name="demo", daemon=True)
 
     def start(self) -> None:
@@ -54,7 +55,7 @@ class Replay:
             source_made = False
             for images, labels in batches():
                 due = time.monotonic() + PACE
-                self._send(connection, ADAPTING, images, labels)
+                self._send(connection, self._stream, images, labels)
                 self._send(connection, FIXED, images, labels, adapt=source_made)
                 if not source_made:
                     self._post(connection, f"/streams/{FIXED}/pause", b"", {"Authorization": f"Bearer {self._token}"})

@@ -13,6 +13,7 @@ const EVIDENCE = {
 const MOST_CARDS = 12, MOST_POINTS = 480, SPAN = 240, MOST_EVENTS = 60;
 const HEIGHT = 78, LEFT = 34, RIGHT = 4, BASE = 16; // pixels of a chart, beside and below it
 const KINDS = { source_leads: "source leads", source_leads_over: "source no longer leads", few_classes_over: "many classes again" };
+const SERVED = { source_leads: "source predicts", source_leads_over: "adapted network predicts" };
 const DONE = { none: "noted", source: "back to the source", rollback: "rolled back", skip: "update undone", pause: "paused", resume: "resumed" };
 const PAUSE = 1000, PATIENCE = 10000, OVERLAP = 2; // milliseconds between two requests, and for one; seconds of news asked for twice
 const TINY = 1e-6; // what rounding leaves of a distance
@@ -135,9 +136,10 @@ function guard(stream) {
   const { compared, certainty, weight, cost, leading_since: batch } = stream.reading;
   if (!compared) return "Guard: nothing compared with the source yet.";
   const own = events.filter((event) => event.stream === stream.name);
-  const lead = own.findLast((event) => event.kind === "source_leads"), act = own.findLast((event) => event.kind !== "request" && SERIOUS.has(event.action));
+  const lead = own.findLast((event) => event.kind === "source_leads" && event.action === "none");
+  const act = own.findLast((event) => event.kind !== "request" && SERIOUS.has(event.action));
   const share = weight > 0.995 ? "The adapted network predicts" : weight < 0.005 ? "The source predicts" : `Predictions are ${percent(weight)} the adapted network's, the rest the source's`;
-  const since = batch ? `, which leads since ${lead ? clock(lead.time) : `batch ${batch}`}` : "";
+  const since = batch ? `; the source has led since ${lead ? clock(lead.time) : `batch ${batch}`}` : "";
   const did = act ? `Last action: ${DONE[act.action]} at ${clock(act.time)}.` : "It has not intervened.";
   return `Guard: ${percent(certainty)} sure that adaptation harms. ${share}${since}. Comparing takes ${percent(cost)} of the method's passes. ${did}`;
 }
@@ -176,7 +178,7 @@ function drawChart(chart, stream, figure) {
     if (event.stream !== stream.name || event.kind === "request" || event.time < start || event.time > now) continue;
     const mark = line(event.kind === "alarm" ? "mark bad" : "mark", x(event.time), x(event.time), 2, HEIGHT);
     mark.append(svg("title", {}));
-    mark.firstChild.textContent = `${clock(event.time)} ${kindOf(event)}${DONE[event.action] ? `: ${DONE[event.action]}` : ""}`;
+    mark.firstChild.textContent = `${clock(event.time)} ${kindOf(event)}${event.action === "none" ? "" : `: ${doneBy(event)}`}`;
     drawn.push(mark);
   }
   const path = points.map((point, i) => `${i ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(point[column]).toFixed(1)}`).join("");
@@ -227,7 +229,7 @@ function drawEvents() {
       element("td", {}, clock(event.time)),
       element("td", {}, event.stream),
       element("td", { class: tone }, kindOf(event)),
-      element("td", { class: SERIOUS.has(event.action) ? tone : "" }, event.kind === "start" ? "" : DONE[event.action] ?? event.action),
+      element("td", { class: SERIOUS.has(event.action) ? tone : "" }, event.kind === "start" ? "" : doneBy(event)),
       why,
     );
     return row;
@@ -298,6 +300,7 @@ function text(tone, x, y, content) {
 }
 
 const clock = (time) => new Date(1000 * time).toLocaleTimeString([], { hour12: false });
+const doneBy = (event) => event.action === "none" && SERVED[event.kind] || DONE[event.action] || event.action;
 const kindOf = (event) => KINDS[event.kind] || event.kind.replaceAll("_", " ");
 const round = (value) => Number(value.toPrecision(1)); // a scale has round numbers
 const percent = (value) => value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`;
