@@ -32,7 +32,7 @@ KINDS = (  # the first pattern found in a kernel's name says what it does
     ("scan", r"scan_(forward|backward)_kernel"),
     (
         "around the scan",
-        r"^(cross|merge|matmul|weight_gradient|fused_gradients|sum_rows|gather|scatter_add)_?\w*_?kernel",
+        r"^(cross|merge|matmul|weight_gradient|sum_rows|gather|scatter_add)_?\w*_?kernel",
     ),
     ("around the scan", r"^norm_backward_kernel|layer_?norm"),
     (

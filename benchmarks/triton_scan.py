@@ -24,7 +24,7 @@ from torch import Tensor
 
 from trust_tta.ops.tensors import ScanInputs
 from trust_tta.ops.triton import scan_backward, scan_forward
-from trust_tta.ops.triton.launch import Tile, Tiling, make_tiling
+from trust_tta.ops.triton.tiling import Tile, Tiling, make_tiling
 
 STAGES = ((96, 3136), (192, 784), (384, 196), (768, 49))
 FORMS = ((2, 2), (4, 1))
@@ -231,7 +231,7 @@ def print_times(r: dict[str, Any]) -> None:
 
 
 def print_best(swept: list[dict[str, Any]], count: int = 5) -> None:
-    """The fastest tiles of each stage and dtype: (channels, positions, warps, registers) and ms."""
+    """The fastest tiles of each stage and dtype: (channels, positions, warps, stages) and ms."""
     for place in dict.fromkeys(where(r) for r in swept):
         for kind in ("forward", "backward"):
             rows = sorted((r for r in swept if where(r) == place), key=lambda r: float(r[f"{kind}_ms"]))

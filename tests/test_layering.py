@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }  # fmt: skip
 WITHOUT_TORCH = ("errors", "optional", "orders", "plugins", "progress", "schema", "results", "report")
-KERNELS = ("ops/cpu/kernels.py", "ops/cpu/map_kernels.py", "ops/triton/forward.py", "ops/triton/backward.py")
+KERNELS = ("ops/cpu/scan_kernels.py", "ops/cpu/ss2d_kernels.py", "ops/triton/forward.py", "ops/triton/backward.py")
 
 
 def room(path: Path) -> str:

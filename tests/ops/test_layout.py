@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trust_tta.ops import operators, reference
 from trust_tta.ops import triton as backend
-from trust_tta.ops.triton import layout, merge_norm_backward
+from trust_tta.ops.triton import cross_scan_merge, merge_norm_backward
 
 SHAPES = [(2, 5, 7, 9), (1, 40, 1, 3), (3, 33, 16, 16), (2, 64, 17, 4), (1, 1, 1, 1)]
 
@@ -67,7 +67,7 @@ def test_silu_and_its_derivative_on_the_way(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("few", [0, 64], ids=["one-kernel", "two-kernels"])
 @pytest.mark.usefixtures("nan_empty")
 def test_merge_norm(shape: tuple[int, ...], offset: float, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "FEW", few)
+    monkeypatch.setattr(cross_scan_merge, "MIN_TILES", few)
     b, c, h, w = shape
     draw = torch.Generator().manual_seed(3)
     y = torch.randn(b, 2, c, h * w, generator=draw) + offset
@@ -100,7 +100,7 @@ def test_two_numbers_at_a_time_or_one(shape: tuple[int, ...], device: str, monke
     x[0, 0, 0, 0], x[0, 1, 0, 1] = float("nan"), float("inf")
     found = []
     for takes_pairs in (True, False):
-        monkeypatch.setattr(layout, "_takes_pairs", lambda x, taken=takes_pairs: taken)
+        monkeypatch.setattr(cross_scan_merge, "_can_move_pairs", lambda x, taken=takes_pairs: taken)
         found.append([backend.cross_scan(x, silu=silu) for silu in (False, True)])
     for pairs, plain in zip(*found, strict=True):
         assert torch.equal(pairs.view(torch.int16), plain.view(torch.int16))

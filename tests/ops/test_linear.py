@@ -17,6 +17,7 @@ from trust_tta.ops import linear as linear_ops  # noqa: E402
 from trust_tta.ops.triton import linear as triton_linear  # noqa: E402
 from trust_tta.ops.triton import mlp as triton_mlp  # noqa: E402
 
+TF32_BITS = -8192  # mask of the bits of a float32 that a tensor core reads
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1e-2}  # of the norm; float32's own is near 1e-6 for such sums
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
@@ -25,7 +26,7 @@ DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.fixture(params=[0, 132], ids=["usual-tiles", "small-tiles"])
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below how many tiles they are small."""
-    monkeypatch.setattr(triton_linear, "FEW", request.param)
+    monkeypatch.setattr(triton_linear, "NUM_PROCESSORS", request.param)
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> Tensor:
@@ -61,7 +62,7 @@ def test_two_layers_with_gelu_between_them(
     rows: int, channels: int, hidden: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hidden map is made again for the backward."""
-    monkeypatch.setattr(triton_mlp, "takes", lambda channels, hidden: False)
+    monkeypatch.setattr(triton_mlp, "supports", lambda channels, hidden: False)
     x, residual = (normal(rows, 1, 1, channels, seed=seed, dtype=dtype) for seed in (0, 1))
     weight1, bias1 = normal(hidden, channels, seed=2, dtype=dtype) / channels**0.5, normal(hidden, seed=3, dtype=dtype)
     weight2, bias2 = normal(channels, hidden, seed=4, dtype=dtype) / hidden**0.5, normal(channels, seed=5, dtype=dtype)
@@ -81,7 +82,7 @@ def test_narrow_layers_in_one_kernel(channels: int, rows: int) -> None:
     x, residual = (normal(rows, 1, 1, channels, seed=seed, dtype=dtype) for seed in (0, 1))
     weight1, bias1 = normal(hidden, channels, seed=2, dtype=dtype) / channels**0.5, normal(hidden, seed=3, dtype=dtype)
     weight2, bias2 = normal(channels, hidden, seed=4, dtype=dtype) / hidden**0.5, normal(channels, seed=5, dtype=dtype)
-    assert triton_mlp.takes(channels, hidden)
+    assert triton_mlp.supports(channels, hidden)
     weights = weight1, bias1, weight2, bias2
     exact = [w.double() for w in weights]
 
@@ -94,7 +95,7 @@ def test_narrow_layers_in_one_kernel(channels: int, rows: int) -> None:
 
 @pytest.mark.parametrize(("channels", "hidden"), [(36, 144), (384, 1536), (16, 64), (96, 100), (160 + 8, 64)])
 def test_other_layers_take_two_kernels(channels: int, hidden: int) -> None:
-    assert not triton_mlp.takes(channels, hidden)
+    assert not triton_mlp.supports(channels, hidden)
 
 
 def test_frozen_weights_get_no_gradient_and_keep_nothing() -> None:
@@ -111,7 +112,7 @@ def test_both_parts_of_a_weight_are_what_a_tensor_core_reads() -> None:
     """Of a float32 it reads the first 10 bits after the point: what is lost of the parts is below float32."""
     weight = normal(50, 30, seed=0, device="cpu") * torch.logspace(-20, 20, 30)
     high, low = triton_linear.prepare(weight, rows=1 << 20)
-    read = [(part.view(torch.int32) & triton_linear.KEPT).view(torch.float32) for part in (high, low)]
+    read = [(part.view(torch.int32) & TF32_BITS).view(torch.float32) for part in (high, low)]
     assert torch.equal(read[0], high)
     assert torch.equal(high + low, weight)
     assert ((read[0].double() + read[1] - weight).abs() <= 2**-20 * weight.abs()).all()
@@ -124,9 +125,7 @@ def test_three_products_of_parts_have_the_error_of_float32(inner: int) -> None:
     parts = []
     for given in (x, weight):
         high, low = triton_linear.prepare(given, rows=1 << 20)
-        parts.append(
-            [(part.view(torch.int32) & triton_linear.KEPT).view(torch.float32).double() for part in (high, low)]
-        )
+        parts.append([(part.view(torch.int32) & TF32_BITS).view(torch.float32).double() for part in (high, low)])
     (x_high, x_low), (w_high, w_low) = parts
     split = x_high @ w_high.T + x_high @ w_low.T + x_low @ w_high.T
     exact = x.double() @ weight.double().T

@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from trust_tta.ops.triton.backward import PartialSums, sum_rows  # noqa: E402
-from trust_tta.ops.triton.matmul import can_fuse, choose_tile, fused_gradients, matmul, weight_gradient  # noqa: E402
+from trust_tta.ops.triton.matmul import choose_tile, matmul, weight_gradient  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # bfloat16 leaves Triton's interpreter cut off, not rounded.
@@ -69,26 +69,6 @@ def test_weight_gradients_over_all_positions(
     torch.testing.assert_close(partial, wanted, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("per_image", [False, True], ids=["shared", "per-image"])
-@pytest.mark.parametrize(
-    ("channels", "rank", "length"), [(5, 3, 1), (96, 6, 300), (140, 20, 63), (300, 24, 49), (257, 9, 20)]
-)
-@pytest.mark.usefixtures("nan_empty")
-def test_both_gradients_in_one_pass(channels: int, rank: int, length: int, per_image: bool, dtype: torch.dtype) -> None:
-    weight = normal(*((3,) if per_image else ()), 4, channels, rank, seed=0).to(dtype) / 8
-    dy = normal(3, 4, channels, length, seed=6).to(dtype)
-    x, dx = (normal(3, 4, rank + 2, length, seed=seed).to(dtype) for seed in (7, 8))
-    rest = dx[:, :, rank:].clone()
-    partial = fused_gradients(weight, dy, x[:, :, :rank], dx[:, :, :rank], per_image=per_image).double()
-    wanted, down = dy.double() @ x[:, :, :rank].double().mT, weight.double().mT @ dy.double()
-    if not per_image:
-        partial, wanted = partial.sum(0), wanted.sum(0)
-    torch.testing.assert_close(partial, wanted, rtol=1e-5, atol=1e-3)
-    torch.testing.assert_close(dx[:, :, :rank].double(), down, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
-    assert torch.equal(dx[:, :, rank:], rest)
-
-
 @pytest.mark.parametrize(("channels", "rank"), [(96, 6), (192, 12), (384, 24), (768, 48)])
 def test_few_rows_are_one_tile(channels: int, rank: int) -> None:
     """Then the large map is read once."""
@@ -126,9 +106,3 @@ def test_products_of_a_network(channels: int, rank: int, length: int, dtype: tor
         got = weight_gradient(y, x, per_image=False).double().sum(0)
         wanted = (y.double() @ x.double().mT).sum(0)
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
-        if directions == 4 and m == channels and can_fuse(y, x):
-            dx = torch.empty_like(x)
-            found = fused_gradients(weight, y, x, dx, per_image=False).double().sum(0)
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
-            down = weight.double().mT @ y.double()
-            torch.testing.assert_close(dx.double(), down, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])

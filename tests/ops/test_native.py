@@ -66,7 +66,7 @@ def test_shipped_ir_is_of_the_present_sources(name: str, dtype: str) -> None:
 @pytest.mark.skipif((sys.platform, os.uname().machine) != native.PLATFORM, reason="shipped IR is for x86-64 Linux")
 def test_shipped_ir_and_numba_compute_the_same() -> None:
     """The grouped scan's forward, which compiles fastest."""
-    from trust_tta.ops.cpu import kernels
+    from trust_tta.ops.cpu import scan_kernels
 
     generator = torch.Generator().manual_seed(0)
     b, g, m, c, n, length = 2, 1, 2, 5, 2, 9
@@ -75,7 +75,7 @@ def test_shipped_ir_and_numba_compute_the_same() -> None:
     tensors[2] = -tensors[2].exp()
     scratch, ours, theirs = torch.zeros(3, 4, length), *torch.zeros(2, *shapes[0])
     native.load_kernel("scan_forward", torch.float32)(*native.array_fields(scratch, *tensors, ours), 1, 4, 0, b * g * 4)
-    kernels.scan_forward(scratch.numpy(), *(t.numpy() for t in (*tensors, theirs)), 1, 4, 0, b * g * 4)
+    scan_kernels.scan_forward(scratch.numpy(), *(t.numpy() for t in (*tensors, theirs)), 1, 4, 0, b * g * 4)
     assert ours.abs().max() > 0.1
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
@@ -93,7 +93,7 @@ def test_adaptation_with_kernels_of_numba(monkeypatch: pytest.MonkeyPatch) -> No
 
     shipped = adapt()
     monkeypatch.setattr(native, "source_hash", lambda: "edited")
-    for module in ("gelu", "scan", "scan_map"):
+    for module in ("gelu", "scan", "ss2d"):
         load = functools.cache(native.load_kernel.__wrapped__)
         monkeypatch.setattr(f"trust_tta.ops.cpu.{module}.load_kernel", load)
     torch.testing.assert_close(adapt(), shipped, rtol=1e-3, atol=1e-3)

@@ -85,8 +85,8 @@ def test_layers_of_a_network(make: Callable[[], Linear2d | Mlp], monkeypatch: py
     """Plain with the reference's backend and where the inside is watched."""
     monkeypatch.setattr(onednn, "MIN_ELEMENTS", 1)
     calls: list[int] = []
-    product = onednn._times
-    monkeypatch.setattr(onednn, "_times", lambda *given: calls.append(1) or product(*given))  # type: ignore[func-returns-value]
+    product = onednn._product
+    monkeypatch.setattr(onednn, "_product", lambda *given: calls.append(1) or product(*given))  # type: ignore[func-returns-value]
     layer, x = make(), torch.randn(2, 8, 3, 3).to(memory_format=torch.channels_last)
     found = layer(x, x)
     assert bool(calls) == onednn.AVAILABLE

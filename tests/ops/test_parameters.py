@@ -10,7 +10,7 @@ from trust_tta.ops.tensors import Gathered, Parameters
 
 pytest.importorskip("triton")
 
-from trust_tta.ops.triton import parameters as kernels  # noqa: E402
+from trust_tta.ops.triton import ss2d_parameters as kernels  # noqa: E402
 from trust_tta.ops.triton.backward import PartialSums  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -16,8 +16,7 @@ from trust_tta.ops import operators, reference
 from trust_tta.ops.cpu.threads import SMALL
 from trust_tta.ops.functional import merge_norm, scan_map
 from trust_tta.ops.tensors import Parameters
-from trust_tta.ops.triton import scan_map as triton_scan_map
-from trust_tta.ops.triton.layout import cross_merge
+from trust_tta.ops.triton.cross_scan_merge import cross_merge
 from trust_tta.ops.triton.matmul import matmul
 
 BACKENDS = ["cpu", "triton"]
@@ -294,26 +293,6 @@ def test_two_runs_on_the_gpu_agree_bit_for_bit(dtype: torch.dtype) -> None:
         y = scan_map(x, case[1], Parameters(*parameters), backend="triton")
         runs.append([y, *torch.autograd.grad(y, [x, *parameters], torch.ones_like(y))])
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("slots", "dtype"),
-    [("permuted", torch.bfloat16), pytest.param("per-image", torch.float16, marks=pytest.mark.slow)],
-    ids=str,
-)
-@pytest.mark.usefixtures("nan_empty")
-def test_sequences_that_are_kept_are_those_made_again(
-    dtype: torch.dtype, slots: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case, found = make_case((2, 6, 4, 6), slots=slots), []
-    for kept in (range(24, 25), range(25, 99)):
-        monkeypatch.setattr(triton_scan_map, "KEPT", kept)
-        with torch.no_grad():
-            saved = operators.scan_map(case[0].to(dtype), *case[1:], True)
-        assert saved[3].numel() == (2 * 2 * 6 * 24 if 24 in kept else 0)
-        found.append(results("triton", case, dtype))
-    for kept_gradient, made_again in zip(*found, strict=True):
-        assert torch.equal(kept_gradient, made_again)
 
 
 STAGES = [

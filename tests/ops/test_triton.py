@@ -20,7 +20,7 @@ from trust_tta.ops.triton import (  # noqa: E402
     scan_forward,
     states_shape,
 )
-from trust_tta.ops.triton.launch import Tile, Tiling, make_tiling  # noqa: E402
+from trust_tta.ops.triton.tiling import Tile, Tiling, make_tiling  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("y", "u", "delta", "A", "B", "C", "D", "delta_bias")

@@ -1,4 +1,4 @@
-"""Batch normalization of channel-last maps: PyTorch's, and on a GPU, where its kernels are slow, our own."""
+"""Batch normalization of channel-last maps: PyTorch's, or Triton kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 def norm_with_residual(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """x and norm(x), whatever the norm is."""
+    """x and norm(x), for any norm; BatchNorm2d adds both gradients in one pass."""
     with_residual: Any = getattr(norm, "with_residual", None)
     if with_residual is None or norm._forward_hooks or norm._forward_pre_hooks or not norm.uses_kernels(x):  # type: ignore[operator]
         return x, norm(x)
@@ -49,12 +49,12 @@ def norm_with_residual(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def can_use_kernels(x: Tensor) -> bool:
-    """Whether the kernels take this map (b, c, h, w) here."""
+    """Whether the kernels support x (b, c, h, w), and it is large enough for them."""
     return x.numel() >= MIN_ELEMENTS and _fits(x)
 
 
 def can_use_one_kernel(x: Tensor) -> bool:
-    """Whether one kernel takes this small map (b, c, h, w) here, by the statistics of the batch."""
+    """Whether x (b, c, h, w) is small enough to be normalized by its own statistics in one kernel."""
     return x.numel() < MIN_ELEMENTS and _fits(x) and 1 < x.numel() // x.shape[1] <= MAX_SMALL_ROWS
 
 
@@ -107,7 +107,7 @@ def fixed_norm(
 def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, known: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x and x normalized by the statistics of the batch, which gradients go through; `known` are its moments."""
+    """x and x normalized by batch statistics, differentiated through them; `known`: mean and variance, if computed."""
     if known is None and can_use_one_kernel(x):
         small: tuple[Tensor, Tensor] = _SmallBatchNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
         return small
@@ -119,7 +119,7 @@ def follow_stream(
     batch: tuple[Tensor, Tensor, Tensor], stream: Any, affine: tuple[Tensor, Tensor],
     min_standard_errors: float | None, *, eps: float, half_life: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Weight and bias (c,) with which a norm by the moments of the `batch` has the values of the stream's statistics.
+    """Weight and bias (c,) that turn a norm by the moments of the `batch` into one by the stream's statistics.
 
     `batch`: mean and variance (c,), and the variance () between its images. `stream`, a `triton_norm.StreamStatistics`,
     is moved by the batch. `min_standard_errors`: of a shift that counts (`source_mixing.py`); None: do not mix with the

@@ -1,4 +1,4 @@
-"""Convolutions that libraries are slow at on a GPU.
+"""Convolutions with faster paths than the library's on a GPU.
 
 Strided ones are one matrix product (im2col) in full float32, and gradients of depthwise ones are convolutions.
 """
@@ -21,7 +21,7 @@ MIN_CHANNELS = 16  # with fewer, the product is too thin
 
 
 class StridedConv2d(nn.Conv2d):
-    """A square convolution; in full float32 on a GPU its forward pass is a matrix product of patches."""
+    """Square convolution; in full float32 on a GPU, a matrix product of patches (im2col)."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.uses_matmul(x):
@@ -35,7 +35,7 @@ class StridedConv2d(nn.Conv2d):
 
 
 class DepthwiseConv2d(nn.Conv2d):
-    """A convolution of each channel by itself, of odd size, that keeps the size of the map.
+    """Depthwise convolution of odd size that keeps the size of the map.
 
     In half precision on a GPU the gradient of a large map is the convolution with the weight turned around, at which
     libraries are faster.
@@ -57,7 +57,7 @@ class DepthwiseConv2d(nn.Conv2d):
 
 
 class FirstConv2d(nn.Conv2d):
-    """The convolution of images; in half precision on a GPU with channels of zeros, as tensor cores take eight."""
+    """First convolution of the images; in half precision on a GPU, padded to 8 channels for tensor cores."""
 
     def forward(self, x: Tensor) -> Tensor:
         low, missing = _autocast_dtype(x), 8 - self.in_channels
@@ -91,7 +91,7 @@ def _multiply(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def input_gradient(dy: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: int) -> Tensor:
-    """The gradient of x (b, c, h, w) on a GPU: that of the patches as a product, summed where they overlap."""
+    """Gradient of x (b, c, h, w) on a GPU: of the patches by a matrix product, then summed over overlaps (col2im)."""
     from trust_tta.ops.triton import convolution as triton_convolution
 
     matrix = weight.permute(2, 3, 1, 0).flatten(0, 2).contiguous()
@@ -107,7 +107,7 @@ def extract_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
 
 
 class _PatchMatmul(torch.autograd.Function):
-    """The patches are not kept: the gradient of x needs none, and for that of the weight the library takes x."""
+    """`convolve`; saves x instead of the patches, from which the library computes the gradient of the weight."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
@@ -151,7 +151,7 @@ class _Depthwise(torch.autograd.Function):
 
 
 def _rounds_to_tf32() -> bool:
-    """Whether the caller allows TF32 in products or convolutions, for which libraries are fast."""
+    """Whether the user allows TF32 in products or convolutions; the library is faster then."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     if hasattr(cudnn, "conv"):  # reading the old flags fails once the new ones were set
         return "tf32" in (cudnn.conv.fp32_precision, matmul.fp32_precision)

@@ -30,7 +30,7 @@ capture_lock = threading.Lock()  # CUDA forbids waiting for a device during a ca
 
 
 class GraphedNetwork:
-    """Calls a network; on a CUDA device, replays a captured pass from the second batch of a kind on.
+    """Calls a network; on a CUDA device, replays a captured pass from the second batch of a shape and dtype on.
 
     Only networks whose order is a tensor are captured: others may not do the same in each pass. Gradients of a captured
     pass stay valid until the next pass. Later changes to the values of parameters and buffers take effect; new modules,
@@ -81,7 +81,7 @@ class GraphedNetwork:
         return partial(GraphedNetwork, cache_stem=self.cache_stem), (self.network, self.parameters)
 
     def _find_graphs(self, images: Tensor, directions: Tensor) -> PassGraphs | None:
-        """The graphs of this kind of batch, captured at its second occurrence."""
+        """The graphs for batches of this shape and dtype, captured at the second one."""
         if self.failed or torch.cuda.is_current_stream_capturing():
             return None
         self.tensors = self.tensors or list(self.network.parameters())
@@ -133,11 +133,11 @@ class GraphedNetwork:
 
 
 class PendingBackward:
-    """Alive as long as a forward waits for its backward."""
+    """Token that lives as long as a forward pass waits for its backward."""
 
 
 class StemGraph:
-    """The part that all passes over a batch share: casts of frozen weights, and the network's stem.
+    """Work shared by all passes over a batch: casts of frozen weights, and the network's stem.
 
     `images`: a copy of the batch at a fixed address. `weights`: those that are cast and not adapted, by name.
     `network`: what remains to be called with `given`, the images or the stem's output.
@@ -253,7 +253,7 @@ Work = Callable[[Tensor, float], tuple[Tensor, ...]]
 
 
 class GraphedFunction:
-    """Calls `work` with images (n, ...) and a number; on a CUDA device, replays it from the second of a kind on.
+    """Calls `work` with images (n, ...) and a number; on a CUDA device, replays it from the second such call on.
 
     `work` writes to tensors at fixed addresses, and neither reads values from the device nor copies any to it. Its
     results are valid until the next call.
@@ -320,7 +320,7 @@ def cast_parameters(network: nn.Module) -> dict[str, Tensor]:
 
 
 def cast_together(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Copies in `dtype`, made by few kernels in place of one for each tensor."""
+    """Copies in `dtype`, by few kernels instead of one for each tensor."""
     if not tensors:
         return {}
     copies = _Cast.apply(dtype, *tensors.values())  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The public functions: check the tensors, choose the backend by where they live, call it."""
+"""Public scans: check the tensors, choose the backend by device, call it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def grouped_scan(
 
 
 def scan_map(x: Tensor, directions: Tensor, parameters: Parameters, *, backend: str = "auto") -> Tensor:
-    """SiLU of the map x (b, c, h, w) scanned along rows and columns, both ways: y for `merge_norm`.
+    """SS2D's scan of the feature map x (b, c, h, w): SiLU(x) along rows and columns, both ways; y for `merge_norm`.
 
     y is (b, 2, c, h*w), or by the backend "cpu", which merges the sequences as it goes, (b, h, w, c).
 
@@ -110,7 +110,7 @@ def _is_bare(x: Tensor) -> bool:
 
 
 def choose_backend(u: Tensor, backend: str = "auto") -> str:
-    """Resolve "auto" by the device and dtype of `u`; refuse a backend that cannot take them."""
+    """Resolve "auto" by the device and dtype of `u`; refuse a backend that does not support them."""
     if backend not in BACKENDS:
         raise ConfigError(f"unknown scan backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     if backend == "auto":

@@ -1,4 +1,4 @@
-"""Linear layers over the channels of maps, with what follows them: PyTorch's, and on a GPU kernels that fuse both.
+"""Linear layers over the channels of maps, fused with GELU and residual by Triton kernels on a GPU.
 
 In float32 the kernels multiply on tensor cores, each factor as a sum of two numbers that those take (3 x TF32): faster
 than any library's float32, with its error. Where the caller allows TF32 itself, or with `backend="reference"`, they
@@ -48,7 +48,7 @@ def fused_mlp(
 
 
 def can_use_kernels(x: Tensor, columns: int, residual: Tensor | None = None) -> bool:
-    """Whether the kernels take x (b, h, w, k) here, and are worth it for results with so many columns."""
+    """Whether the kernels support x (b, h, w, k), and a result with so many columns is large enough for them."""
     if torch.compiler.is_compiling() or not (HAS_TRITON and x.is_cuda and type(x) is Tensor and x.dtype in FLOATS):
         return False
     dtype = _dtype(x)
@@ -66,7 +66,7 @@ def is_full_precision(x: Tensor) -> bool:
 
 
 def rounds_to_tf32() -> bool:
-    """Whether the caller allows TF32 in products, for which libraries are fast."""
+    """Whether the user allows TF32 in products; the library is faster then."""
     matmul = torch.backends.cuda.matmul
     if hasattr(matmul, "fp32_precision"):  # reading the old flag fails once the new one was set
         return bool(matmul.fp32_precision == "tf32")
@@ -78,7 +78,7 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 
 def _cast(x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
-    """The tensors as autocast would hand them on."""
+    """The tensors in the dtype that autocast would choose."""
     dtype = _dtype(x)
     return [None if t is None else t.to(dtype) for t in (x, *others)]
 
@@ -93,16 +93,16 @@ def _kernels() -> Any:
     return triton_linear
 
 
-def _whole_mlp(x: Tensor, weight1: Tensor) -> Any:
-    """The kernels of both layers at once where they take these, or None."""
+def _narrow_mlp(x: Tensor, weight1: Tensor) -> Any:
+    """The module whose kernels compute both layers at once, or None where they do not support these sizes."""
     if x.dtype == torch.float32:
         return None
     from trust_tta.ops.triton import mlp as triton_mlp
 
-    return triton_mlp if triton_mlp.takes(weight1.shape[1], weight1.shape[0]) else None
+    return triton_mlp if triton_mlp.supports(weight1.shape[1], weight1.shape[0]) else None
 
 
-def _times(dy: Tensor, weight: Tensor) -> Tensor:
+def _input_gradient(dy: Tensor, weight: Tensor) -> Tensor:
     """dy (m, n) @ weight (n, k)."""
     if dy.dtype != torch.float32:
         return dy @ weight
@@ -111,7 +111,7 @@ def _times(dy: Tensor, weight: Tensor) -> Tensor:
     return dx
 
 
-def _active(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _hidden(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """GELU(x (m, k) @ weight (n, k).T + bias); in half precision the library's own is faster, and as exact as ours."""
     if x.is_cuda and x.dtype != torch.float32:
         return torch._addmm_activation(bias, x, weight.T, use_gelu=True)
@@ -142,7 +142,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         wanted, dy = ctx.needs_input_grad, dy.contiguous()
         return (
-            _times(dy, weight) if wanted[0] else None,
+            _input_gradient(dy, weight) if wanted[0] else None,
             _weight_gradient(dy, x) if wanted[1] else None,
             dy.sum(0) if wanted[2] else None,
             dy if wanted[3] else None,
@@ -155,12 +155,12 @@ class _Mlp(torch.autograd.Function):
         ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None
     ) -> Tensor:
         ctx.save_for_backward(x, weight1, bias1, weight2)
-        kernels, whole = _kernels(), _whole_mlp(x, weight1)
+        kernels, whole = _kernels(), _narrow_mlp(x, weight1)
         y: Tensor
         if whole is not None:
             y = whole.mlp(x, weight1, bias1, weight2, bias2, residual)
             return y
-        hidden = _active(x, weight1, bias1)
+        hidden = _hidden(x, weight1, bias1)
         if x.dtype != torch.float32:  # the library's product is faster than ours
             y = F.linear(hidden, weight2, bias2)
             return y if residual is None else y.add_(residual)
@@ -172,7 +172,7 @@ class _Mlp(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight1, bias1, weight2 = ctx.saved_tensors
         wanted, dy, kernels = ctx.needs_input_grad, dy.contiguous(), _kernels()
-        whole = _whole_mlp(x, weight1)
+        whole = _narrow_mlp(x, weight1)
         if whole is not None and wanted[0] and not any(wanted[1:5]):
             dx = whole.mlp_input_gradient(dy, x, weight1, bias1, weight2)
             return dx, None, None, None, None, dy if wanted[5] else None
@@ -188,7 +188,7 @@ class _Mlp(torch.autograd.Function):
                 dhidden = kernels.hidden_gradient(dy, x, first, bias1, second)
             else:
                 dhidden = kernels.product(dy, second, slope_at=hidden)
-            dx = _times(dhidden, weight1) if wanted[0] else None
+            dx = _input_gradient(dhidden, weight1) if wanted[0] else None
             dweight1 = _weight_gradient(dhidden, x) if wanted[1] else None
             dbias1 = dhidden.sum(0) if wanted[2] else None
         if wanted[3]:

@@ -35,9 +35,6 @@ class Backend(Protocol):
     def states_shape(self, delta: Sequence[int], state: int) -> tuple[int, ...]:
         """Return the shape of the saved states for a `delta` of the given shape (b, g, m, c, l)."""
 
-    def kept_shape(self, x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
-        """Return the shape of `Saved.u` for a map x of the given shape (b, c, h, w)."""
-
     def scan_map_forward(self, x: Tensor, directions: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
         """Return y as `reference.scan_map` does, or merged into (b, h, w, c), and the tensors for the backward."""
 
@@ -179,8 +176,9 @@ def _fake_scan_map(x: Tensor, directions: Tensor, *arguments: Any) -> tuple[Tens
     batch, groups = (b, 2) if directions.dim() == 1 else (1, 2 * b)
     backend = get_backend(triton)
     states = backend.states_shape((batch, groups, 2, c, h * w), gathered.A.shape[-1])
-    shapes = [(b, 2, c, h * w), (b, 2, 2, rows, h * w)] if triton else [(b, h, w, c), (b, h * w, 4, rows)]
-    y, projected, u = (x.new_empty(shape) for shape in (*shapes, backend.kept_shape(x.shape, x.dtype)))
+    on_cpu = [(b, h, w, c), (b, h * w, 4, rows), (b, h * w, c)]
+    shapes = [(b, 2, c, h * w), (b, 2, 2, rows, h * w), (0,)] if triton else on_cpu
+    y, projected, u = (x.new_empty(shape) for shape in shapes)
     return y, *Saved(projected, x.new_empty(states, dtype=torch.float32), u, gathered).flatten()
 
 

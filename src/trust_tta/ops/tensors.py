@@ -84,7 +84,7 @@ class Saved(NamedTuple):
 
     projected: Tensor  # (b, 2, 2, r+2n, l), on a CPU (b, l, 4, r+2n): low-rank step sizes, B and C
     states: Tensor  # Triton: the states between chunks
-    u: Tensor  # SiLU of the map: on a CPU (b, l, c), on a GPU its sequences (b, 2, c, l), of some maps
+    u: Tensor  # CPU: SiLU of the map, (b, l, c)
     gathered: Gathered
 
     def flatten(self) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from trust_tta.ops.cpu.loops import fast_exp, jit
+from trust_tta.ops.cpu.vector_math import fast_exp, jit
 
 FARTHEST = 13.0  # where the fit ends: beyond, the exponential is 0
 _QUARTER, _HALF, _ONE = np.float32(0.25), np.float32(0.5), np.float32(1)

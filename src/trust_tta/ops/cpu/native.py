@@ -27,13 +27,13 @@ from trust_tta.ops.cache import read_cached, write_cached
 
 # Module and function, dimensions of the arrays, number of the integers that follow them.
 KERNELS = {
-    "map_forward": ("map_kernels", "scan_forward", (1, 3, 4, 3, 3), 7),
-    "map_backward": ("map_kernels", "scan_backward", (1, 3, 3, 4, 3, 3, 5, 3), 9),
-    "scan_forward": ("kernels", "scan_forward", (3, 4, 5, 4, 5, 5, 3, 3, 4), 4),
-    "scan_backward": ("kernels", "scan_backward", (3, 4, 4, 5, 4, 5, 5, 3, 3, 4, 5, 5, 6, 6, 4, 4), 4),
+    "ss2d_forward": ("ss2d_kernels", "scan_forward", (1, 3, 4, 3, 3), 7),
+    "ss2d_backward": ("ss2d_kernels", "scan_backward", (1, 3, 3, 4, 3, 3, 5, 3), 9),
+    "scan_forward": ("scan_kernels", "scan_forward", (3, 4, 5, 4, 5, 5, 3, 3, 4), 4),
+    "scan_backward": ("scan_kernels", "scan_backward", (3, 4, 4, 5, 4, 5, 5, 3, 3, 4, 5, 5, 6, 6, 4, 4), 4),
     "gelu": ("gelu_kernel", "gelu_and_slope", (1, 1), 0),
 }
-SOURCES = ("gelu_kernel.py", "kernels.py", "loops.py", "map_kernels.py", "sizes.py")
+SOURCES = ("gelu_kernel.py", "scan_kernels.py", "ss2d_kernels.py", "tiling.py", "vector_math.py")
 PLATFORM = ("linux", "x86_64")  # of the shipped IR
 MIN_LLVM = 22  # version that wrote the shipped IR
 

@@ -1,4 +1,4 @@
-"""Linear layers over the channels of float32 maps on a CPU by oneDNN, which multiplies faster than what PyTorch calls.
+"""Linear layers over the channels of float32 maps on a CPU by oneDNN, faster than the BLAS that PyTorch calls.
 
 Its operator has no derivative, so that the layers have theirs here.
 """
@@ -15,7 +15,7 @@ AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "
 
 
 def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether x (b, h, w, k) @ weight (n, k).T can be computed here, and is large enough."""
+    """Whether oneDNN supports x (b, h, w, k) @ weight (n, k).T, and it is large enough."""
     if torch.compiler.is_compiling() or not AVAILABLE or type(x) is not Tensor or x.device.type != "cpu":
         return False
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or not x.is_contiguous():
@@ -38,7 +38,7 @@ def mlp(
     return y
 
 
-def _times(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (.., k) @ weight (n, k).T + bias."""
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y
@@ -56,7 +56,7 @@ class _OneDnnLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        y = _times(x, weight, bias)
+        y = _product(x, weight, bias)
         return y if residual is None else y.add_(residual)
 
     @staticmethod
@@ -64,7 +64,7 @@ class _OneDnnLinear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), wanted, dy = ctx.saved_tensors, ctx.needs_input_grad, dy.contiguous()
         return (
-            _times(dy, weight.T) if wanted[0] else None,
+            _product(dy, weight.T) if wanted[0] else None,
             _weight_gradient(dy, x) if wanted[1] else None,
             _sum(dy) if wanted[2] else None,
             dy if wanted[3] else None,
@@ -76,7 +76,7 @@ class _OneDnnMlp(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None
     ) -> Tensor:
-        hidden = _times(x, weight1, bias1)
+        hidden = _product(x, weight1, bias1)
         if any(ctx.needs_input_grad):
             from trust_tta.ops.cpu.gelu import gelu_and_slope  # numba is slow to load
 
@@ -86,7 +86,7 @@ class _OneDnnMlp(torch.autograd.Function):
             ctx.save_for_backward(x if kept[0] else None, active if kept[1] else None, slope, weight1, weight2)
         else:
             active = torch.ops.aten.gelu_(hidden)
-        y = _times(active, weight2, bias2)
+        y = _product(active, weight2, bias2)
         return y if residual is None else y.add_(residual)
 
     @staticmethod
@@ -96,8 +96,8 @@ class _OneDnnMlp(torch.autograd.Function):
         wanted, dy = ctx.needs_input_grad, dy.contiguous()
         dx = dweight1 = dbias1 = None
         if any(wanted[:3]):
-            dhidden = _times(dy, weight2.T).mul_(slope)
-            dx = _times(dhidden, weight1.T) if wanted[0] else None
+            dhidden = _product(dy, weight2.T).mul_(slope)
+            dx = _product(dhidden, weight1.T) if wanted[0] else None
             dweight1 = _weight_gradient(dhidden, x) if wanted[1] else None
             dbias1 = _sum(dhidden) if wanted[2] else None
         dweight2 = _weight_gradient(dy, active) if wanted[3] else None

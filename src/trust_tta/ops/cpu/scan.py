@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from trust_tta.ops.cpu.native import array_fields, load_kernel
-from trust_tta.ops.cpu.sizes import LANES
 from trust_tta.ops.cpu.threads import CHUNKS, run_tasks
+from trust_tta.ops.cpu.tiling import LANES
 from trust_tta.ops.tensors import ScanGradients, ScanInputs
 
 

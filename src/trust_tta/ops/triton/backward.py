@@ -32,7 +32,7 @@ from trust_tta.ops.triton.forward import (
     store_block,
     with_column,
 )
-from trust_tta.ops.triton.launch import (
+from trust_tta.ops.triton.tiling import (
     Tiling,
     ceil_div,
     choose_tiling,
@@ -115,7 +115,7 @@ def quad_sums(b_x):
 def differentiate_chunk(
     b_du, b_carry, b_dA, b_dbias, b_u, b_dy, b_d, p_A, p_B, p_C, p_states, p_ddelta, p_dB, p_dC, i_k, o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr, APPROX: tl.constexpr,
     REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Differentiate one direction on chunk i_k: write ddelta, dB and dC, add to du, dA and dbias.
@@ -128,7 +128,7 @@ def differentiate_chunk(
     PER_CHUNK: tl.constexpr = BLOCK_L // SPACING
     o_n = tl.arange(0, BLOCK_N)
     if SOFTPLUS:
-        b_d, b_slope = softplus(b_d, ROUGH)
+        b_d, b_slope = softplus(b_d, APPROX)
     b_v = b_d * b_u
     b_dd = tl.zeros((BLOCK_C, BLOCK_L), dtype=tl.float32)
     for n in range(STATE):
@@ -168,7 +168,7 @@ def differentiate_direction(
     p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, b_bias, b_D, o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SOFTPLUS: tl.constexpr,
-    ROUGH: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr,
+    APPROX: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one direction; direction 0 also differentiates D u, and adds to p_du with ADD."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
@@ -190,7 +190,7 @@ def differentiate_direction(
             b_du += load_block(p_du, o_c, m_c, i_k, LENGTH, BLOCK_L)
         b_du, b_carry, b_dA, b_dbias = differentiate_chunk(
             b_du, b_carry, b_dA, b_dbias, b_u, b_dy, b_d, p_A, p_B, p_C, p_states, p_ddelta, p_dB, p_dC, i_k, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, REVERSE,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, APPROX, REVERSE,
         )  # fmt: skip
         store_block(p_du, b_du, o_c, m_c, i_k, LENGTH, BLOCK_L)
     store_sums(p_dA, p_dD, p_dbias, b_dA, b_dD, b_dbias, o_c, m_c, STATE, BLOCK_N, not REVERSE)
@@ -207,7 +207,7 @@ def store_row(p_row, b_row, i_k, LENGTH: tl.constexpr, BLOCK_L: tl.constexpr):
 def store_sums(
     p_dA, p_dD, p_dbias, b_dA, b_dD, b_dbias, o_c, m_c, STATE: tl.constexpr, BLOCK_N: tl.constexpr, HAS_D: tl.constexpr
 ):
-    """Write what was summed over the positions."""
+    """Write dA, dD and dbias, summed over the positions."""
     store_weight(p_dA, b_dA, o_c, m_c, STATE, BLOCK_N)
     tl.store(p_dbias + o_c, tl.sum(b_dbias, 1), mask=m_c)
     if HAS_D:
@@ -220,7 +220,7 @@ def differentiate_short(
     o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
     SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr,
-    ROUGH: tl.constexpr,
+    APPROX: tl.constexpr,
 ):  # fmt: skip
     """Gradients of both directions where all positions are one chunk."""
     PARTIAL: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C * STATE * LENGTH
@@ -238,7 +238,7 @@ def differentiate_short(
         b_du, _, b_dA, b_dbias = differentiate_chunk(
             b_du, b_none, b_start, b_zero, b_u, b_dy, b_d, p_A + m * WEIGHTS, p_B + m * STRIDE_M, p_C + m * STRIDE_M,
             p_states, p_ddelta + m * ROWS, p_dB + m * PARTIAL, p_dC + m * PARTIAL, 0, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, m == 1,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, APPROX, m == 1,
         )  # fmt: skip
         store_weight(p_dA + m * WEIGHTS, b_dA, o_c, m_c, STATE, BLOCK_N)
         tl.store(p_dbias + m * CHANNELS + o_c, tl.sum(b_dbias, 1), mask=m_c)
@@ -251,7 +251,7 @@ def scan_backward_kernel(
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
     SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one batch entry, group and block of channels; sums over channels and batch stay partial."""
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
@@ -288,7 +288,7 @@ def scan_backward_kernel(
         differentiate_short(
             p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, b_bias0,
             b_bias1, b_D, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_M, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH,
+            CHANNELS, LENGTH, STATE, STRIDE_M, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, APPROX,
         )  # fmt: skip
         return
     if DIRECTIONS == 2:
@@ -296,7 +296,7 @@ def scan_backward_kernel(
             p_dy, p_u, p_delta + ROWS, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M, p_states + SAVED, p_du,
             p_ddelta + ROWS, p_dA + WEIGHTS, p_dB + PARTIAL, p_dC + PARTIAL, p_dD, p_dbias + CHANNELS, b_bias1, b_D,
             o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, APPROX,
             True, False,
         )  # fmt: skip
         # What one thread stored above, another may load below.
@@ -304,7 +304,7 @@ def scan_backward_kernel(
     differentiate_direction(
         p_dy, p_u, p_delta, p_A, p_B, p_C, p_states, p_du, p_ddelta, p_dA, p_dB, p_dC, p_dD, p_dbias, b_bias0, b_D,
         o_c, m_c,
-        CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
+        CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, APPROX,
         False, DIRECTIONS == 2,
     )  # fmt: skip
 

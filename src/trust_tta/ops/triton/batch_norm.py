@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.ops.triton.launch import ceil_div, power_of_two
+from trust_tta.ops.triton.tiling import ceil_div, power_of_two
 
 PROGRAMS = 132 * 8  # fill a large GPU
 ELEMENTS = 2048  # of a program's block
@@ -113,7 +113,7 @@ def small_gradients(
 
 
 def _columns(x: Tensor) -> tuple[tuple[int], dict[str, int | bool]]:
-    """The programs, each of which holds all rows of a block of channels, and the sizes of a block."""
+    """Grid of programs that hold all rows of a block of channels, and the block sizes."""
     rows, channels = x.shape
     block_c = 16 if rows <= 256 else 8
     sizes = {"CHANNELS": channels, "BLOCK_R": power_of_two(rows), "BLOCK_C": block_c, "enable_fp_fusion": True}
@@ -124,7 +124,7 @@ def follow_stream(
     batch: tuple[Tensor, Tensor, Tensor], stream: StreamStatistics, affine: tuple[Tensor, Tensor], errors: float | None,
     eps: float, fading: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Move the memory; see `norm.follow_stream`. The third result (2, c) is for the backward."""
+    """Update the stream's statistics; see `batch_norm.follow_stream`. The third result (2, c) is for the backward."""
     mean = batch[0]
     made = mean.new_empty((4, len(mean)))
     with torch.cuda.device_of(mean):
@@ -136,12 +136,12 @@ def follow_stream(
 
 
 def _vector(x: Tensor) -> dict[str, int | bool]:
-    """For one program that holds numbers (c,)."""
+    """Block sizes of one program that holds a vector (c,)."""
     return {"CHANNELS": len(x), "BLOCK_C": power_of_two(len(x)), "num_warps": 4, "enable_fp_fusion": True}
 
 
 def _times(x: Tensor) -> int:
-    """Fewer programs with larger blocks sum faster in half precision."""
+    """Factor of the block size: in half precision, fewer programs with larger blocks sum faster."""
     return 1 if x.dtype == torch.float32 else 2
 
 
@@ -171,7 +171,7 @@ def _finish(partial: Tensor, x: Tensor, first: Tensor, second: Tensor, rows: int
 
 @triton.jit
 def _place(CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr):
-    """The part of the rows and the channels of a program; those that share rows follow each other."""
+    """Part of the rows and channels of a program; programs with the same rows are adjacent."""
     COLUMNS: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
     i = tl.program_id(0)
     return i // COLUMNS, i % COLUMNS * BLOCK_C + tl.arange(0, BLOCK_C)

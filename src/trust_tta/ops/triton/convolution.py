@@ -1,4 +1,4 @@
-"""`convolution.extract_patches` and its adjoint on a CUDA device, each in one pass over the map."""
+"""im2col and col2im of channel-last maps on a CUDA device, each in one pass over the map."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.ops.triton.launch import ceil_div
+from trust_tta.ops.triton.tiling import ceil_div
 
 
 def extract_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
-    """`convolution.extract_patches` by one kernel."""
+    """im2col: patches (b, height, width, size, size, c) of x (b, c, h, w)."""
     x = x.contiguous(memory_format=torch.channels_last)
     b, c, h, w = x.shape
     height, width = ((n + 2 * padding - size) // stride + 1 for n in (h, w))
@@ -28,7 +28,7 @@ def extract_patches(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
 
 
 def sum_patches(patches: Tensor, shape: Sequence[int], stride: int, padding: int) -> Tensor:
-    """The map (b, c, h, w), channel-last in memory, in which patches (b, height, width, size, size, c) are summed."""
+    """col2im: patches (b, height, width, size, size, c) summed into a map (b, c, h, w), channel-last in memory."""
     b, c, h, w = shape
     _, height, width, size, _, _ = patches.shape
     x = patches.new_empty((b, h, w, c))
@@ -46,7 +46,7 @@ def sum_patches_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A run of numbers of one row of the map, each the sum of its places in all patches."""
+    """A block of one row of the map, each element summed over all patches that contain it."""
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     i_row = tl.program_id(0).to(tl.int64)
     i_b, i_h = i_row // HEIGHT, i_row % HEIGHT
@@ -72,7 +72,7 @@ def extract_patches_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A run of numbers of one row of patches; outside the map are zeros."""
+    """A block of one row of patches, zero outside the map."""
     ROW: tl.constexpr = OUT_WIDTH * SIZE * SIZE * CHANNELS
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     i_row = tl.program_id(0).to(tl.int64)

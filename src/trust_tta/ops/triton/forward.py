@@ -1,4 +1,4 @@
-"""The forward scan: its launcher, its kernel, and what the backward kernel shares with it.
+"""The forward scan: launcher, kernel, and functions shared with the backward kernel.
 
 A program owns a batch entry, a group and BLOCK_C channels, and walks through the positions in chunks of BLOCK_L: for
 direction 1 from the last to the first, then for direction 0, which adds its outputs to those of direction 1. Where all
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trust_tta.ops.tensors import ScanInputs
-from trust_tta.ops.triton.launch import Tiling, ceil_div, choose_tiling, constants, pointers, prepare
+from trust_tta.ops.triton.tiling import Tiling, ceil_div, choose_tiling, constants, pointers, prepare
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -159,15 +159,15 @@ def linear_scan(b_a, b_b, b_start, CARRIES: tl.constexpr, REVERSE: tl.constexpr)
 
 @triton.jit
 def log2(b_x):
-    """By the device's own unit, within 2^-22 on [1, 2]."""
+    """By the hardware unit, within 2^-22 on [1, 2]."""
     return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
-def softplus(b_x, ROUGH: tl.constexpr):
-    """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), and its derivative; ROUGH: as exact as half precision needs."""
+def softplus(b_x, APPROX: tl.constexpr):
+    """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), and its derivative; APPROX: as exact as half precision needs."""
     b_z = tl.exp2(tl.abs(b_x) * -LOG2_E)
-    if ROUGH:
+    if APPROX:
         b_log1p = log2(1.0 + b_z) * LN_2
     else:
         # Small steps are the rule, and log(1 + z) loses them; this minimax log1p(z) / z is within 2e-7 on [0, 1].
@@ -222,7 +222,7 @@ def load_row(p_row, i_k, LENGTH: tl.constexpr, BLOCK_L: tl.constexpr):
 
 @triton.jit
 def boundary_offsets(i_saved, n, o_c, m_c, BOUNDARIES: tl.constexpr, CHANNELS: tl.constexpr, STATE: tl.constexpr):
-    """Offsets and mask of state n (channels,) at a saved boundary; before the first and past the last there is none."""
+    """Offsets and mask of state n (channels,) at a saved boundary; masked before the first and after the last."""
     o_saved = tl.zeros_like(o_c) + i_saved
     return (o_saved * STATE + n) * CHANNELS + o_c, m_c & (o_saved >= 0) & (o_saved < BOUNDARIES)
 
@@ -241,7 +241,7 @@ def store_end(
 def scan_chunk(
     b_y, b_carry, b_u, b_d, p_A, p_B, p_C, p_states, i_k, o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, SOFTPLUS: tl.constexpr, APPROX: tl.constexpr,
     REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Add one direction's output on chunk i_k to b_y (channels, positions); return it and the carried state."""
@@ -258,7 +258,7 @@ def scan_chunk(
         o_save = (i_k * BLOCK_L + o_j) // SPACING
         m_save = (o_j % SPACING == SPACING - 1) & (o_j != BLOCK_L - 1) & (o_save < BOUNDARIES)
     if SOFTPLUS:
-        b_d, _ = softplus(b_d, ROUGH)
+        b_d, _ = softplus(b_d, APPROX)
     b_v = b_d * b_u
     for n in range(STATE):
         b_A = tl.load(p_A + o_c * STATE + n, mask=m_c, other=0.0) * LOG2_E
@@ -285,9 +285,9 @@ def scan_direction(
     p_u, p_delta, p_A, p_B, p_C, p_y, p_states, b_bias, b_D, o_c, m_c,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr, STRIDE_N: tl.constexpr, SPACING: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SOFTPLUS: tl.constexpr,
-    ROUGH: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr,
+    APPROX: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of a direction to p_y, or with ADD add them, and its states to p_states; D u in direction 0."""
+    """Write (or with ADD add) the outputs of a direction to p_y, its states to p_states; direction 0 includes D u."""
     CHUNKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     b_carry = no_carry(BLOCK_C, BLOCK_L, BLOCK_N, STATE)
     for i_step in tl.range(0, CHUNKS, num_stages=STAGES):
@@ -301,7 +301,7 @@ def scan_direction(
             b_y += load_block(p_y, o_c, m_c, i_k, LENGTH, BLOCK_L)
         b_y, b_carry = scan_chunk(
             b_y, b_carry, b_u, b_d, p_A, p_B, p_C, p_states, i_k, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, REVERSE,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, APPROX, REVERSE,
         )  # fmt: skip
         store_block(p_y, b_y, o_c, m_c, i_k, LENGTH, BLOCK_L)
 
@@ -312,7 +312,7 @@ def scan_forward_kernel(
     DIRECTIONS: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, STATE: tl.constexpr,
     STRIDE_B: tl.constexpr, STRIDE_G: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
     SPACING: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, ROUGH: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     """y (b, g, c, l) and the states (b, g, m, boundary, n, c) of one batch entry, group and block of channels."""
     BOUNDARIES: tl.constexpr = (LENGTH + SPACING - 1) // SPACING - 1
@@ -346,7 +346,7 @@ def scan_forward_kernel(
             b_y, _ = scan_chunk(
                 b_y, b_carry, b_u, b_d, p_A + m * WEIGHTS, p_B + m * STRIDE_M, p_C + m * STRIDE_M,
                 p_states + m * SAVED, 0, o_c, m_c,
-                CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, ROUGH, m == 1,
+                CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, SOFTPLUS, APPROX, m == 1,
             )  # fmt: skip
         store_block(p_y, b_y, o_c, m_c, 0, LENGTH, BLOCK_L)
         return
@@ -354,13 +354,13 @@ def scan_forward_kernel(
         scan_direction(
             p_u, p_delta + ROWS, p_A + WEIGHTS, p_B + STRIDE_M, p_C + STRIDE_M, p_y, p_states + SAVED, b_bias1,
             b_D, o_c, m_c,
-            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
+            CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, APPROX,
             True, False,
         )  # fmt: skip
         # What one thread stored above, another may load below.
         tl.debug_barrier()
     scan_direction(
         p_u, p_delta, p_A, p_B, p_C, p_y, p_states, b_bias0, b_D, o_c, m_c,
-        CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, ROUGH,
+        CHANNELS, LENGTH, STATE, STRIDE_N, SPACING, BLOCK_C, BLOCK_L, BLOCK_N, STAGES, SOFTPLUS, APPROX,
         False, DIRECTIONS == 2,
     )  # fmt: skip

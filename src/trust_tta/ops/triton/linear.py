@@ -1,4 +1,4 @@
-"""Products of maps with weights on a CUDA device, with what follows them in the same pass over the result.
+"""Matrix products on a CUDA device with a fused epilogue: bias, GELU, residual, or the derivative of GELU.
 
 In float32 every factor is split into two parts that a tensor core takes exactly, and three of the four products of
 parts are summed (3 x TF32): the error stays that of float32.
@@ -14,27 +14,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.ops.triton.launch import ceil_div, power_of_two
-from trust_tta.ops.triton.matmul import dot, split_dot, top
+from trust_tta.ops.triton.matmul import dot, split_dot, tf32_high
+from trust_tta.ops.triton.tiling import ceil_div, power_of_two
 
-KEPT = -8192  # mask of the bits of a float32 that a tensor core reads
 PROGRAMS = 132 * 3  # fill a large GPU
-FEW = 132  # tiles, fewer than a large GPU has processors
+NUM_PROCESSORS = 132  # of a large GPU; fewer tiles leave some idle
 SMALL_TILE = (32, 64, 32, 4, 4)
-LONG = 12  # steps of a small tile for which it is divided,
-PARTS_PROGRAMS = 300  # until there are about so many programs
-CHUNK = 32  # rows that a program takes at a time
+MIN_SPLIT_STEPS = 12  # of the inner dimension, from which on few tiles are divided (split-K),
+MAX_SPLIT_PROGRAMS = 300  # into about so many programs
+CHUNK_ROWS = 32  # rows that a program takes at a time
 
 
 class Weight(NamedTuple):
-    """A weight (n, k) as the kernels read it: in float32 its high and low parts, k last, or twice the same, itself."""
+    """A weight (n, k) for the kernels: its high and low TF32 parts in float32, or twice the weight itself."""
 
     high: Tensor
     low: Tensor
 
 
 def prepare(weight: Tensor, *, rows: int, transposed: bool = False) -> Weight:
-    """The weight (n, k), or that of the product with its transpose, for a map of so many rows."""
+    """The weight (n, k), or its transpose, as the kernels read it for a map of so many rows."""
     weight = weight.detach().T if transposed else weight.detach()
     if weight.dtype != torch.float32 or is_small(rows, len(weight)):
         return Weight(weight, weight)
@@ -48,8 +47,8 @@ def prepare(weight: Tensor, *, rows: int, transposed: bool = False) -> Weight:
 
 
 def is_small(rows: int, columns: int) -> bool:
-    """Whether a result is so small that tiles of usual size leave most of a large GPU idle."""
-    return ceil_div(rows, 64) * ceil_div(columns, 128) < FEW
+    """Whether a result has too few tiles of the usual size to fill a large GPU."""
+    return ceil_div(rows, 64) * ceil_div(columns, 128) < NUM_PROCESSORS
 
 
 def product(
@@ -69,13 +68,13 @@ def product(
     given = (x if bias is None else bias, next((t for t in (add, slope_at) if t is not None), x))
     flags = {
         "COLUMNS": columns, "BIAS": bias is not None, "GELU": gelu, "ADD": add is not None,
-        "SLOPE": slope_at is not None, "SPLIT": split, "PARTS": parts, "WIDE": x.device.type == "cpu",
+        "SLOPE": slope_at is not None, "SPLIT": split, "PARTS": parts, "INTERPRETED": x.device.type == "cpu",
     }  # fmt: skip
     with torch.cuda.device_of(x):
         product_kernel[(ceil_div(rows, block_m) * ceil_div(columns, block_n), parts)](
             x, *weight, *given, target, rows,
             INNER=x.shape[1], STRIDE_N=weight.high.stride(0), STRIDE_K=weight.high.stride(1),
-            WHOLE=split and weight.low is weight.high, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+            UNSPLIT=split and weight.low is weight.high, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
             num_warps=warps, num_stages=stages, enable_fp_fusion=True, **flags,
         )  # fmt: skip
         if parts > 1:
@@ -86,17 +85,17 @@ def product(
 
 
 def choose_parts(tiles: int, steps: int) -> int:
-    """Into how many sums the inner dimension is divided, where few tiles of many steps leave a large GPU idle.
+    """Number of parts of the inner dimension (split-K), for few tiles with many steps.
 
     Adding them up takes one more launch, which a dozen steps pay for. The fastest on an H200 for VMamba-T, of powers of
     two: each is compiled for.
     """
-    most = 1 if steps < LONG else max(1, min(steps // 3, PARTS_PROGRAMS // tiles))
+    most = 1 if steps < MIN_SPLIT_STEPS else max(1, min(steps // 3, MAX_SPLIT_PROGRAMS // tiles))
     return 1 << (most.bit_length() - 1)
 
 
 def hidden_gradient(dy: Tensor, x: Tensor, weight1: Weight, bias1: Tensor, weight2: Weight) -> Tensor:
-    """The gradient (m, n) of the hidden map h = x @ weight1.T + bias1, made again here, of y = GELU(h) @ weight2.
+    """Gradient (m, n) of h = x @ weight1.T + bias1, recomputed here, where y = GELU(h) @ weight2.
 
     x and dy (m, k); weight1 and weight2 (n, k).
     """
@@ -108,7 +107,7 @@ def hidden_gradient(dy: Tensor, x: Tensor, weight1: Weight, bias1: Tensor, weigh
             dy, x, *weight1, bias1, *weight2, dh, rows,
             INNER=x.shape[1], COLUMNS=columns, STRIDE_N=weight1.high.stride(0), STRIDE_K=weight1.high.stride(1),
             STRIDE_N2=weight2.high.stride(0), STRIDE_K2=weight2.high.stride(1), SPLIT=x.dtype == torch.float32,
-            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, WIDE=x.device.type == "cpu",
+            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, INTERPRETED=x.device.type == "cpu",
             num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         )  # fmt: skip
     return dh
@@ -118,12 +117,12 @@ def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     """dy (m, n).T @ x (m, k) in float32, from partial sums that are added in a fixed order."""
     (rows, n), k = dy.shape, x.shape[1]
     block = min(64, power_of_two(max(16, n, k)))
-    tiles, chunks = ceil_div(n, block) * ceil_div(k, block), ceil_div(rows, CHUNK)
+    tiles, chunks = ceil_div(n, block) * ceil_div(k, block), ceil_div(rows, CHUNK_ROWS)
     share = ceil_div(chunks, ceil_div(PROGRAMS, tiles))
     partial = x.new_empty((ceil_div(chunks, share), n, k))
     with torch.cuda.device_of(x):
         weight_gradient_kernel[(len(partial) * tiles,)](
-            dy, x, partial, rows, share, COLUMNS=n, INNER=k, BLOCK_M=CHUNK, BLOCK=block, num_warps=4, num_stages=3,
+            dy, x, partial, rows, share, COLUMNS=n, INNER=k, BLOCK_M=CHUNK_ROWS, BLOCK=block, num_warps=4, num_stages=3,
             enable_fp_fusion=True,
         )  # fmt: skip
     return partial.sum(0)
@@ -157,17 +156,17 @@ def split_kernel(
     o_k = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     mask = (o_n < ROWS) & (o_k < COLUMNS)
     b_w = tl.load(p_w + o_n * stride_n + o_k * stride_k, mask=mask)
-    b_high = top(b_w)
+    b_high = tf32_high(b_w)
     tl.store(p_high + o_n * COLUMNS + o_k, b_high, mask=mask)
     tl.store(p_low + o_n * COLUMNS + o_k, b_w - b_high, mask=mask)
 
 
 @triton.jit
-def multiply(b_x, b_high, b_low, b_sum, SPLIT: tl.constexpr, WIDE: tl.constexpr):
+def multiply(b_x, b_high, b_low, b_sum, SPLIT: tl.constexpr, INTERPRETED: tl.constexpr):
     """x (m, k) @ weight (k, n) + sum in float32."""
     if SPLIT:
         return split_dot(b_x, b_high, b_low, b_sum)
-    return dot(b_x, b_high, b_sum, False, WIDE)
+    return dot(b_x, b_high, b_sum, False, INTERPRETED)
 
 
 @triton.jit
@@ -193,30 +192,30 @@ def normal(b_h):
 
 
 @triton.jit
-def tanh(b_x, WIDE: tl.constexpr):
-    if WIDE:  # interpreted, without instructions of a GPU
+def tanh(b_x, INTERPRETED: tl.constexpr):
+    if INTERPRETED:  # interpreted, without instructions of a GPU
         return 2 * tl.sigmoid(2 * tl.maximum(b_x, -20.0)) - 1
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
-def fast_normal(b_h, WIDE: tl.constexpr):
+def fast_normal(b_h, INTERPRETED: tl.constexpr):
     """The integral of `normal` within 3e-4, by the GPU's own tanh; for results in half precision."""
     b_square = tl.minimum(b_h * b_h, 64.0)
     b_x = b_h * (0.797507884 + b_square * (0.0370056463 - 3.51516846e-4 * b_square))
-    return 0.5 + 0.5 * tanh(b_x, WIDE)
+    return 0.5 + 0.5 * tanh(b_x, INTERPRETED)
 
 
 @triton.jit
-def gelu(b_h, SPLIT: tl.constexpr, WIDE: tl.constexpr):
+def gelu(b_h, SPLIT: tl.constexpr, INTERPRETED: tl.constexpr):
     """h times the normal distribution's integral up to h, as exact as the products are."""
     if SPLIT:
         return b_h * normal(b_h)[0]
-    return b_h * fast_normal(b_h, WIDE)
+    return b_h * fast_normal(b_h, INTERPRETED)
 
 
 @triton.jit
-def gelu_slope(b_h, SPLIT: tl.constexpr, WIDE: tl.constexpr):
+def gelu_slope(b_h, SPLIT: tl.constexpr, INTERPRETED: tl.constexpr):
     """The derivative of GELU at h."""
     if SPLIT:
         b_integral, b_bell = normal(b_h)
@@ -225,15 +224,15 @@ def gelu_slope(b_h, SPLIT: tl.constexpr, WIDE: tl.constexpr):
     b_square = tl.minimum(b_h * b_h, 64.0)
     b_x = b_h * (0.797507884 + b_square * (0.0370056463 - 3.51516846e-4 * b_square))
     b_half_slope = 0.398753942 + b_square * (0.0555084694 - 8.78792115e-4 * b_square)
-    b_tanh = tanh(b_x, WIDE)
+    b_tanh = tanh(b_x, INTERPRETED)
     return 0.5 + 0.5 * b_tanh + b_h * b_half_slope * (1.0 - b_tanh * b_tanh)
 
 
 @triton.jit
-def place(
+def tile_offsets(
     INNER: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
 ):
-    """Rows and columns of a program's tile of y, and its first tile of x (rows, inner): inner places and offsets.
+    """Row, column and inner offsets of a program's tile of y, and the offsets of its first tile of x (rows, inner).
 
     Tiles that read the same of x follow each other.
     """
@@ -247,7 +246,7 @@ def place(
 
 
 @triton.jit
-def result(o_m, o_n, rows, COLUMNS: tl.constexpr):
+def output_offsets(o_m, o_n, rows, COLUMNS: tl.constexpr):
     """Offsets and mask of a tile of y (rows, columns)."""
     return o_m.to(tl.int64)[:, None] * COLUMNS + o_n[None, :], (o_m < rows)[:, None] & (o_n < COLUMNS)[None, :]
 
@@ -257,15 +256,16 @@ def product_kernel(
     p_x, p_high, p_low, p_bias, p_add, p_y, rows,
     INNER: tl.constexpr, COLUMNS: tl.constexpr, STRIDE_N: tl.constexpr, STRIDE_K: tl.constexpr, BIAS: tl.constexpr,
     GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    UNSPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """A tile of y (rows, columns), or of one of its parts (parts, rows, columns), each a sum over a share of the steps.
 
-    WHOLE: the weight comes in one part, and is split here.
+    UNSPLIT: the weight comes in one part, and is split here.
     """
     STEPS: tl.constexpr = (INNER + BLOCK_K - 1) // BLOCK_K
     SHARE: tl.constexpr = (STEPS + PARTS - 1) // PARTS * BLOCK_K
-    o_m, o_n, o_k, o_x = place(INNER, COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K)
+    o_m, o_n, o_k, o_x = tile_offsets(INNER, COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K)
     m_m = (o_m < rows)[:, None]
     b_y = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     i_first = 0
@@ -276,50 +276,50 @@ def product_kernel(
         b_x = tl.load(p_x + o_x + i_k, mask=m_m & (i_k + o_k < INNER)[None, :], other=0.0)
         b_high = load_weight(p_high, i_k, o_n, o_k, INNER, COLUMNS, STRIDE_N, STRIDE_K)
         b_low = b_high
-        if SPLIT and not WHOLE:
+        if SPLIT and not UNSPLIT:
             b_low = load_weight(p_low, i_k, o_n, o_k, INNER, COLUMNS, STRIDE_N, STRIDE_K)
-        b_y = multiply(b_x, b_high, b_low, b_y, SPLIT and not WHOLE, WIDE)
+        b_y = multiply(b_x, b_high, b_low, b_y, SPLIT and not UNSPLIT, INTERPRETED)
     if PARTS > 1:
-        o_y, m_y = result(o_m, o_n, rows, COLUMNS)
+        o_y, m_y = output_offsets(o_m, o_n, rows, COLUMNS)
         tl.store(p_y + tl.program_id(1) * rows * COLUMNS + o_y, b_y, mask=m_y)
     elif SLOPE and not SPLIT:
         # In halves, so that a thread holds less of what is read now.
         b_left, b_right = tl.split(tl.permute(tl.reshape(b_y, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
         o_left = tl.program_id(0) % ((COLUMNS + BLOCK_N - 1) // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N // 2)
         o_right = o_left + BLOCK_N // 2
-        store_result(b_left, p_bias, p_add, p_y, o_m, o_left, rows, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, WIDE)
-        store_result(b_right, p_bias, p_add, p_y, o_m, o_right, rows, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, WIDE)
+        store_tile(b_left, p_bias, p_add, p_y, o_m, o_left, rows, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, INTERPRETED)
+        store_tile(b_right, p_bias, p_add, p_y, o_m, o_right, rows, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, INTERPRETED)
     else:
-        store_result(b_y, p_bias, p_add, p_y, o_m, o_n, rows, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, WIDE)
+        store_tile(b_y, p_bias, p_add, p_y, o_m, o_n, rows, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, INTERPRETED)
 
 
 @triton.jit
-def store_result(
+def store_tile(
     b_y, p_bias, p_add, p_y, o_m, o_n, rows,
     COLUMNS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr,
-    SPLIT: tl.constexpr, WIDE: tl.constexpr,
+    SPLIT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile of y after what follows the product."""
-    o_y, m_y = result(o_m, o_n, rows, COLUMNS)
-    b_y = follow(b_y, p_bias, p_add, o_n, o_y, m_y, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, WIDE)
+    """Apply the epilogue to a tile of y and write it."""
+    o_y, m_y = output_offsets(o_m, o_n, rows, COLUMNS)
+    b_y = epilogue(b_y, p_bias, p_add, o_n, o_y, m_y, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, INTERPRETED)
     tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=m_y)
 
 
 @triton.jit
-def follow(
+def epilogue(
     b_y, p_bias, p_add, o_n, o_y, m_y,
     COLUMNS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr,
-    SPLIT: tl.constexpr, WIDE: tl.constexpr,
+    SPLIT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Epilogue of a product on a tile of y."""
+    """Bias, GELU, residual or derivative of GELU, on a tile of y."""
     if BIAS:
         b_y += tl.load(p_bias + o_n, mask=o_n < COLUMNS, other=0.0).to(tl.float32)[None, :]
     if GELU:
-        b_y = gelu(b_y, SPLIT, WIDE)
+        b_y = gelu(b_y, SPLIT, INTERPRETED)
     if ADD:
         b_y += tl.load(p_add + o_y, mask=m_y, other=0.0).to(tl.float32)
     if SLOPE:
-        b_y *= gelu_slope(tl.load(p_add + o_y, mask=m_y, other=0.0).to(tl.float32), SPLIT, WIDE)
+        b_y *= gelu_slope(tl.load(p_add + o_y, mask=m_y, other=0.0).to(tl.float32), SPLIT, INTERPRETED)
     return b_y
 
 
@@ -327,15 +327,15 @@ def follow(
 def add_parts_kernel(
     p_parts, p_bias, p_add, p_y, rows,
     COLUMNS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr, SLOPE: tl.constexpr,
-    SPLIT: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
+    SPLIT: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """A tile of y from its parts (parts, rows, columns)."""
-    o_m, o_n, _, _ = place(1, COLUMNS, BLOCK_M, BLOCK_N, 1)
-    o_y, m_y = result(o_m, o_n, rows, COLUMNS)
+    o_m, o_n, _, _ = tile_offsets(1, COLUMNS, BLOCK_M, BLOCK_N, 1)
+    o_y, m_y = output_offsets(o_m, o_n, rows, COLUMNS)
     b_y = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for i_part in tl.static_range(PARTS):
         b_y += tl.load(p_parts + o_y + i_part * rows * COLUMNS, mask=m_y, other=0.0)
-    b_y = follow(b_y, p_bias, p_add, o_n, o_y, m_y, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, WIDE)
+    b_y = epilogue(b_y, p_bias, p_add, o_n, o_y, m_y, COLUMNS, BIAS, GELU, ADD, SLOPE, SPLIT, INTERPRETED)
     tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=m_y)
 
 
@@ -344,10 +344,10 @@ def hidden_gradient_kernel(
     p_dy, p_x, p_high1, p_low1, p_bias1, p_high2, p_low2, p_dh, rows,
     INNER: tl.constexpr, COLUMNS: tl.constexpr, STRIDE_N: tl.constexpr, STRIDE_K: tl.constexpr,
     STRIDE_N2: tl.constexpr, STRIDE_K2: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """A tile of dh (rows, columns): dy @ weight2.T times the derivative of GELU at h."""
-    o_m, o_n, o_k, o_x = place(INNER, COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K)
+    o_m, o_n, o_k, o_x = tile_offsets(INNER, COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K)
     m_m = (o_m < rows)[:, None]
     b_h = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     b_dg = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -362,11 +362,11 @@ def hidden_gradient_kernel(
         if SPLIT:
             b_low1 = load_weight(p_low1, i_k, o_n, o_k, INNER, COLUMNS, STRIDE_N, STRIDE_K)
             b_low2 = load_weight(p_low2, i_k, o_n, o_k, INNER, COLUMNS, STRIDE_N2, STRIDE_K2)
-        b_h = multiply(b_x, b_high1, b_low1, b_h, SPLIT, WIDE)
-        b_dg = multiply(b_dy, b_high2, b_low2, b_dg, SPLIT, WIDE)
+        b_h = multiply(b_x, b_high1, b_low1, b_h, SPLIT, INTERPRETED)
+        b_dg = multiply(b_dy, b_high2, b_low2, b_dg, SPLIT, INTERPRETED)
     b_h += tl.load(p_bias1 + o_n, mask=o_n < COLUMNS, other=0.0).to(tl.float32)[None, :]
-    b_slope = gelu_slope(b_h, SPLIT, WIDE)
-    o_y, m_y = result(o_m, o_n, rows, COLUMNS)
+    b_slope = gelu_slope(b_h, SPLIT, INTERPRETED)
+    o_y, m_y = output_offsets(o_m, o_n, rows, COLUMNS)
     tl.store(p_dh + o_y, (b_dg * b_slope).to(p_dh.dtype.element_ty), mask=m_y)
 
 

@@ -12,11 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.ops.triton.launch import ceil_div, power_of_two
+from trust_tta.ops.triton.tiling import ceil_div, power_of_two
 
 PROGRAMS = 132  # fill a large GPU once
 MAX_LIBRARY_MAPS = 8  # maps of a batch for which the library is slow
-MAX_ROWS = 256  # that a program holds as one block
 
 
 def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
@@ -41,7 +40,7 @@ def matmul(weight: Tensor, x: Tensor, y: Tensor, *, add: bool = False) -> None:
             STRIDE_WB=weight.stride(0) if weight.dim() == 4 else 0,
             STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
             STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1), STRIDE_YB=y.stride(0), STRIDE_YG=y.stride(1),
-            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, SCALAR=scalar, WIDE=_interpreted(y),
+            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, SCALAR=scalar, INTERPRETED=is_interpreted(y),
             num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         )  # fmt: skip
 
@@ -53,7 +52,7 @@ def weight_gradient(dy: Tensor, x: Tensor, *, per_image: bool) -> Tensor:
     """
     b, g, m, length = dy.shape
     k = x.shape[2]
-    block_m, block_k, block_l = _within(m, 128), _within(k, 64), 64 if length <= 256 else 128
+    block_m, block_k, block_l = block_size(m, 128), block_size(k, 64), 64 if length <= 256 else 128
     if dy.dtype == torch.float32:
         if length <= 64:
             return dy @ x.mT
@@ -66,48 +65,17 @@ def weight_gradient(dy: Tensor, x: Tensor, *, per_image: bool) -> Tensor:
         weight_gradient_kernel[(len(partial) * tiles,)](
             dy, x, partial, b * chunks, share, GROUPS=g, ROWS=m, COLUMNS=k, LENGTH=length,
             STRIDE_YB=dy.stride(0), STRIDE_YG=dy.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
-            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, WIDE=_interpreted(dy), enable_fp_fusion=True,
-        )  # fmt: skip
-    return partial
-
-
-def can_fuse(dy: Tensor, x: Tensor) -> bool:
-    """Whether `fused_gradients` takes dy (b, g, m, l) and x (b, g, k, l): a program holds all of their rows."""
-    return dy.dtype != torch.float32 and dy.shape[2] <= 2 * MAX_ROWS and x.shape[2] <= 64
-
-
-def fused_gradients(weight: Tensor, dy: Tensor, x: Tensor, dx: Tensor, *, per_image: bool) -> Tensor:
-    """Write weight (.., g, m, k) transposed @ dy (b, g, m, l) to dx (b, g, k, l); `weight_gradient` of dy and x.
-
-    Both in one pass over dy, which is large; x (b, g, k, l) and dx may be slices of rows.
-    """
-    b, g, m, length = dy.shape
-    k = x.shape[2]
-    # Positions of a tile, warps, stages, and the programs that a large GPU holds at once.
-    block_l, warps, stages = 128 if m <= 128 else 64, 4, 2
-    programs = (4 if m <= 256 else 2) * PROGRAMS
-    chunks = ceil_div(length, block_l)
-    share = chunks if per_image else ceil_div(b * chunks, ceil_div(programs, g))
-    partial = dy.new_empty((ceil_div(b * chunks, share), g, m, k), dtype=torch.float32)
-    with torch.cuda.device_of(dy):
-        fused_gradients_kernel[(len(partial) * g,)](
-            weight, dy, x, dx, partial, b * chunks, share, GROUPS=g, ROWS=m, INNER=k, LENGTH=length,
-            STRIDE_WB=weight.stride(0) if weight.dim() == 4 else 0,
-            STRIDE_WG=weight.stride(-3), STRIDE_WM=weight.stride(-2), STRIDE_WK=weight.stride(-1),
-            STRIDE_YB=dy.stride(0), STRIDE_YG=dy.stride(1), STRIDE_XB=x.stride(0), STRIDE_XG=x.stride(1),
-            STRIDE_DB=dx.stride(0), STRIDE_DG=dx.stride(1), FIRST=_within(m, MAX_ROWS),
-            REST=0 if m <= MAX_ROWS else _within(m - MAX_ROWS, MAX_ROWS), BLOCK_K=_within(k, 64), BLOCK_L=block_l,
-            WIDE=_interpreted(dy), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
+            BLOCK_M=block_m, BLOCK_K=block_k, BLOCK_L=block_l, INTERPRETED=is_interpreted(dy), enable_fp_fusion=True,
         )  # fmt: skip
     return partial
 
 
 def choose_tile(rows: int, inner: int, length: int, maps: int) -> tuple[int, int, int]:
-    """Rows, inner and positions of a tile: all rows where they are few, small tiles where there is little to do."""
+    """Rows, inner and positions of a tile; small tiles where there are few."""
     positions = 64 if length <= 64 else 128
     if maps * ceil_div(rows, 64) * ceil_div(length, positions) < PROGRAMS:
-        return _within(rows, 32), _within(inner, 128), 32
-    return _within(rows, 64), _within(inner, 64), positions
+        return block_size(rows, 32), block_size(inner, 128), 32
+    return block_size(rows, 64), block_size(inner, 64), positions
 
 
 def choose_launch(rows: int, inner: int, length: int, positions: int) -> tuple[int, int, int]:
@@ -121,42 +89,42 @@ def choose_launch(rows: int, inner: int, length: int, positions: int) -> tuple[i
     return (positions, 8, 3) if rows <= 32 else (positions, 4, 2)
 
 
-def _within(size: int, most: int) -> int:
-    """The smallest power of two that is at least `size`, of those that a tensor core takes, up to `most`."""
+def block_size(size: int, most: int) -> int:
+    """The smallest power of two of at least `size`, from 16 (tensor cores) to `most`."""
     return min(most, max(16, power_of_two(size)))
 
 
-def _interpreted(x: Tensor) -> bool:
+def is_interpreted(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
 @triton.jit
-def top(b_x):
+def tf32_high(b_x):
     """Float32 values rounded to TF32: the 10 mantissa bits that a tensor core reads."""
     return (b_x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def split_dot(b_x, b_y_top, b_y_rest, b_sum):
-    """x @ y + sum with the error of float32; the product of what a tensor core does not read of both is below it.
+    """x @ y + sum with the error of float32 (3 x TF32); the product of both low parts is below that error.
 
     A tensor core cuts its sums off instead of rounding them: short ones lose little, and are added up outside.
     """
-    b_x_top = top(b_x)
+    b_x_top = tf32_high(b_x)
     b_part = tl.dot(b_x - b_x_top, b_y_top, input_precision="tf32")
     b_part = tl.dot(b_x_top, b_y_rest, b_part, input_precision="tf32")
     return b_sum + tl.dot(b_x_top, b_y_top, b_part, input_precision="tf32")
 
 
 @triton.jit
-def dot(b_x, b_y, b_sum, SCALAR: tl.constexpr, WIDE: tl.constexpr):
-    """x @ y + sum, in float32's precision where that is the dtype."""
+def dot(b_x, b_y, b_sum, SCALAR: tl.constexpr, INTERPRETED: tl.constexpr):
+    """x @ y + sum; in float32 with its full precision."""
     if b_x.dtype == tl.float32:
         if SCALAR:
             return tl.dot(b_x, b_y, b_sum, input_precision="ieee")
-        b_top = top(b_y)
+        b_top = tf32_high(b_y)
         return split_dot(b_x, b_top, b_y - b_top, b_sum)
-    if WIDE:
+    if INTERPRETED:
         # Triton's interpreter would multiply the bits of bfloat16; the products are the same.
         b_x, b_y = b_x.to(tl.float32), b_y.to(tl.float32)
     return tl.dot(b_x, b_y, b_sum)
@@ -175,13 +143,13 @@ def load_chunk(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, LENGTH: tl.constexpr, STRIDE_YB: tl.constexpr, STRIDE_XB: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """The image and the positions of a chunk, counted over all images, and its tiles of dy and x."""
+    """Tiles of dy and x at a chunk of positions; chunks are counted over all images."""
     L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     i_b = (i_chunk // L_BLOCKS).to(tl.int64)
     o_l = i_chunk % L_BLOCKS * BLOCK_L + tl.arange(0, BLOCK_L)
     b_dy = load_rows(p_dy + i_b * STRIDE_YB, o_m, o_l, ROWS, LENGTH)
-    return i_b, o_l, b_dy, load_rows(p_x + i_b * STRIDE_XB, o_k, o_l, COLUMNS, LENGTH)
+    return b_dy, load_rows(p_x + i_b * STRIDE_XB, o_k, o_l, COLUMNS, LENGTH)
 
 
 @triton.jit
@@ -190,7 +158,8 @@ def matmul_kernel(
     ADD: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, LENGTH: tl.constexpr,
     STRIDE_WB: tl.constexpr, STRIDE_WG: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr,
     STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, STRIDE_YB: tl.constexpr, STRIDE_YG: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, SCALAR: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, SCALAR: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """A tile of y (rows, positions) of one image and group; tiles that read the same of x follow each other.
 
@@ -213,7 +182,7 @@ def matmul_kernel(
         o_k = i_k + tl.arange(0, BLOCK_K)
         o_w = o_m[:, None] * STRIDE_WM + o_k[None, :] * STRIDE_WK
         b_w = tl.load(p_w + o_w, mask=(o_m < ROWS)[:, None] & (o_k < INNER)[None, :], other=0.0)
-        b_y = dot(b_w, load_rows(p_x, o_k, o_l, INNER, LENGTH), b_y, SCALAR, WIDE)
+        b_y = dot(b_w, load_rows(p_x, o_k, o_l, INNER, LENGTH), b_y, SCALAR, INTERPRETED)
     if ADD:
         b_y += load_rows(p_y, o_m, o_l, ROWS, LENGTH).to(tl.float32)
     o_y = o_m[:, None] * LENGTH + o_l[None, :]
@@ -225,7 +194,7 @@ def weight_gradient_kernel(
     p_dy, p_x, p_out, chunks, share,
     GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LENGTH: tl.constexpr, STRIDE_YB: tl.constexpr,
     STRIDE_YG: tl.constexpr, STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """A tile of a partial sum (rows, columns) of one group, over its share of all images' chunks of positions."""
     M_BLOCKS: tl.constexpr = (ROWS + BLOCK_M - 1) // BLOCK_M
@@ -238,67 +207,11 @@ def weight_gradient_kernel(
     i_first = i_part * share
     b_sum = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
     for i_step in range(tl.minimum(share, chunks - i_first)):
-        _, _, b_dy, b_x = load_chunk(
+        b_dy, b_x = load_chunk(
             p_dy + i_g * STRIDE_YG, p_x + i_g * STRIDE_XG, i_first + i_step, o_m, o_k, ROWS, COLUMNS, LENGTH, STRIDE_YB,
             STRIDE_XB, BLOCK_L,
         )  # fmt: skip
-        b_sum = dot(b_dy, tl.trans(b_x), b_sum, False, WIDE)
+        b_sum = dot(b_dy, tl.trans(b_x), b_sum, False, INTERPRETED)
     o_out = (i_part.to(tl.int64) * GROUPS + i_g) * (ROWS * COLUMNS)
     m_out = (o_m < ROWS)[:, None] & (o_k < COLUMNS)[None, :]
     tl.store(p_out + o_out + o_m[:, None] * COLUMNS + o_k[None, :], b_sum, mask=m_out)
-
-
-@triton.jit
-def load_columns(
-    p_w, o_k, o_m, INNER: tl.constexpr, ROWS: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr
-):
-    """A tile (inner, rows) of a weight, zero past its ends."""
-    mask = (o_k < INNER)[:, None] & (o_m < ROWS)[None, :]
-    return tl.load(p_w + o_m[None, :] * STRIDE_WM + o_k[:, None] * STRIDE_WK, mask=mask, other=0.0)
-
-
-@triton.jit(do_not_specialize=["chunks", "share"])
-def fused_gradients_kernel(
-    p_w, p_dy, p_x, p_dx, p_out, chunks, share,
-    GROUPS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, LENGTH: tl.constexpr, STRIDE_WB: tl.constexpr,
-    STRIDE_WG: tl.constexpr, STRIDE_WM: tl.constexpr, STRIDE_WK: tl.constexpr, STRIDE_YB: tl.constexpr,
-    STRIDE_YG: tl.constexpr, STRIDE_XB: tl.constexpr, STRIDE_XG: tl.constexpr, STRIDE_DB: tl.constexpr,
-    STRIDE_DG: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
-    """dx of a share of all images' chunks of positions, of one group, and the partial sum of the weight's gradient.
-
-    Many rows are held as two blocks, FIRST and REST: a single power of two would leave much of itself idle.
-    """
-    L_BLOCKS: tl.constexpr = (LENGTH + BLOCK_L - 1) // BLOCK_L
-    i_g = tl.program_id(0) % GROUPS
-    i_part = tl.program_id(0) // GROUPS
-    i_first = i_part * share
-    o_m = tl.arange(0, FIRST)
-    o_r = FIRST + tl.arange(0, REST if REST else 1)
-    o_k = tl.arange(0, BLOCK_K)
-    i_image = (i_first // L_BLOCKS).to(tl.int64)  # where images have weights of their own, a share is of one image
-    p_w += i_image * STRIDE_WB + i_g * STRIDE_WG
-    p_dy += i_g * STRIDE_YG
-    b_w = load_columns(p_w, o_k, o_m, INNER, ROWS, STRIDE_WM, STRIDE_WK)
-    b_sum = tl.zeros((FIRST, BLOCK_K), dtype=tl.float32)
-    if REST:
-        b_w_rest = load_columns(p_w, o_k, o_r, INNER, ROWS, STRIDE_WM, STRIDE_WK)
-        b_sum_rest = tl.zeros((REST, BLOCK_K), dtype=tl.float32)
-    for i_step in range(tl.minimum(share, chunks - i_first)):
-        i_b, o_l, b_dy, b_x = load_chunk(
-            p_dy, p_x + i_g * STRIDE_XG, i_first + i_step, o_m, o_k, ROWS, INNER, LENGTH, STRIDE_YB, STRIDE_XB, BLOCK_L
-        )
-        b_dx = dot(b_w, b_dy, tl.zeros((BLOCK_K, BLOCK_L), dtype=tl.float32), False, WIDE)
-        b_sum = dot(b_dy, tl.trans(b_x), b_sum, False, WIDE)
-        if REST:
-            b_dy = load_rows(p_dy + i_b * STRIDE_YB, o_r, o_l, ROWS, LENGTH)
-            b_dx = dot(b_w_rest, b_dy, b_dx, False, WIDE)
-            b_sum_rest = dot(b_dy, tl.trans(b_x), b_sum_rest, False, WIDE)
-        o_d = i_b * STRIDE_DB + i_g * STRIDE_DG + o_k[:, None] * LENGTH + o_l[None, :]
-        tl.store(p_dx + o_d, b_dx.to(p_dx.dtype.element_ty), mask=(o_k < INNER)[:, None] & (o_l < LENGTH)[None, :])
-    p_out += (i_part.to(tl.int64) * GROUPS + i_g) * (ROWS * INNER)
-    m_k = (o_k < INNER)[None, :]
-    tl.store(p_out + o_m[:, None] * INNER + o_k[None, :], b_sum, mask=(o_m < ROWS)[:, None] & m_k)
-    if REST:
-        tl.store(p_out + o_r[:, None] * INNER + o_k[None, :], b_sum_rest, mask=(o_r < ROWS)[:, None] & m_k)

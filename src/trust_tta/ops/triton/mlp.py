@@ -1,4 +1,4 @@
-"""Two layers with GELU between them in one kernel, in half precision: the hidden map never leaves the chip.
+"""MLP in one kernel, in half precision: the hidden map stays on the chip.
 
 Of narrow maps alone: a program holds all channels of its rows. They are held as two blocks of a power of two each.
 """
@@ -13,21 +13,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.ops.triton.launch import ceil_div
 from trust_tta.ops.triton.linear import gelu, gelu_slope
 from trust_tta.ops.triton.matmul import dot
+from trust_tta.ops.triton.tiling import ceil_div
 
-MOST = 192  # channels that a program can hold
+MAX_CHANNELS = 192  # channels that a program can hold
 
 
-def takes(channels: int, hidden: int) -> bool:
-    """Whether the kernels take layers (hidden, channels) and (channels, hidden)."""
+def supports(channels: int, hidden: int) -> bool:
+    """Whether the kernels support layers (hidden, channels) and (channels, hidden)."""
     first, second = halves(channels)
-    return channels <= MOST and second >= 16 and second & (second - 1) == 0 and hidden % 64 == 0 and first >= second
+    return (
+        channels <= MAX_CHANNELS
+        and second >= 16
+        and second & (second - 1) == 0
+        and hidden % 64 == 0
+        and first >= second
+    )
 
 
 def halves(channels: int) -> tuple[int, int]:
-    """A power of two, and what is left of the channels."""
+    """The largest power of two below the channels, and the rest."""
     first = 1 << ((channels - 1).bit_length() - 1)
     return first, channels - first
 
@@ -62,7 +68,7 @@ def _sizes(x: Tensor, weight1: Tensor, *, backward: bool) -> dict[str, Any]:
     block_m, block_h, warps, stages = choose_tile(channels, backward=backward)
     return {
         "CHANNELS": channels, "HIDDEN": hidden, "FIRST": first, "SECOND": second, "BLOCK_M": block_m,
-        "BLOCK_H": block_h, "WIDE": x.device.type == "cpu", "num_warps": warps, "num_stages": stages,
+        "BLOCK_H": block_h, "INTERPRETED": x.device.type == "cpu", "num_warps": warps, "num_stages": stages,
         "enable_fp_fusion": True,
     }  # fmt: skip
 
@@ -94,10 +100,12 @@ def _weight(p_w, i_row, i_column, STRIDE: tl.constexpr, ROWS: tl.constexpr, COLU
 
 
 @triton.jit
-def _hidden(b_x0, b_x1, b_w0, b_w1, p_bias, i_h, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, WIDE: tl.constexpr):
+def _hidden(
+    b_x0, b_x1, b_w0, b_w1, p_bias, i_h, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, INTERPRETED: tl.constexpr
+):
     """A block of the hidden map, before GELU, from that of weight1 (hidden, channels)."""
-    b_h = dot(b_x0, tl.trans(b_w0), tl.zeros((BLOCK_M, BLOCK_H), dtype=tl.float32), False, WIDE)
-    b_h = dot(b_x1, tl.trans(b_w1), b_h, False, WIDE)
+    b_h = dot(b_x0, tl.trans(b_w0), tl.zeros((BLOCK_M, BLOCK_H), dtype=tl.float32), False, INTERPRETED)
+    b_h = dot(b_x1, tl.trans(b_w1), b_h, False, INTERPRETED)
     return b_h + tl.load(p_bias + i_h + tl.arange(0, BLOCK_H)).to(tl.float32)[None, :]
 
 
@@ -105,9 +113,9 @@ def _hidden(b_x0, b_x1, b_w0, b_w1, p_bias, i_h, BLOCK_M: tl.constexpr, BLOCK_H:
 def mlp_kernel(
     p_x, p_w1, p_bias1, p_w2, p_bias2, p_add, p_y, rows,
     CHANNELS: tl.constexpr, HIDDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_H: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_H: tl.constexpr, ADD: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """All channels of a block of rows; the hidden map passes by in blocks."""
+    """All channels of a block of rows, in a loop over blocks of the hidden map."""
     o_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     b_x0 = _load(p_x, o_m, 0, rows, CHANNELS, FIRST)
     b_x1 = _load(p_x, o_m, FIRST, rows, CHANNELS, SECOND)
@@ -116,12 +124,12 @@ def mlp_kernel(
     for i_h in range(0, HIDDEN, BLOCK_H):
         b_w0 = _weight(p_w1, i_h, 0, CHANNELS, BLOCK_H, FIRST)
         b_w1 = _weight(p_w1, i_h, FIRST, CHANNELS, BLOCK_H, SECOND)
-        b_h = _hidden(b_x0, b_x1, b_w0, b_w1, p_bias1, i_h, BLOCK_M, BLOCK_H, WIDE)
-        b_h = gelu(b_h, False, WIDE).to(p_y.dtype.element_ty)
+        b_h = _hidden(b_x0, b_x1, b_w0, b_w1, p_bias1, i_h, BLOCK_M, BLOCK_H, INTERPRETED)
+        b_h = gelu(b_h, False, INTERPRETED).to(p_y.dtype.element_ty)
         b_v0 = _weight(p_w2, 0, i_h, HIDDEN, FIRST, BLOCK_H)
         b_v1 = _weight(p_w2, FIRST, i_h, HIDDEN, SECOND, BLOCK_H)
-        b_y0 = dot(b_h, tl.trans(b_v0), b_y0, False, WIDE)
-        b_y1 = dot(b_h, tl.trans(b_v1), b_y1, False, WIDE)
+        b_y0 = dot(b_h, tl.trans(b_v0), b_y0, False, INTERPRETED)
+        b_y1 = dot(b_h, tl.trans(b_v1), b_y1, False, INTERPRETED)
     b_y0 += tl.load(p_bias2 + tl.arange(0, FIRST)).to(tl.float32)[None, :]
     b_y1 += tl.load(p_bias2 + FIRST + tl.arange(0, SECOND)).to(tl.float32)[None, :]
     if ADD:
@@ -135,9 +143,9 @@ def mlp_kernel(
 def mlp_input_gradient_kernel(
     p_dy, p_x, p_w1, p_bias1, p_w2, p_dx, rows,
     CHANNELS: tl.constexpr, HIDDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_H: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_H: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """All channels of a block of rows; the hidden map and its gradient pass by in blocks."""
+    """Input gradient of a block of rows, in a loop over blocks of the hidden map and its gradient."""
     o_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     b_x0 = _load(p_x, o_m, 0, rows, CHANNELS, FIRST)
     b_x1 = _load(p_x, o_m, FIRST, rows, CHANNELS, SECOND)
@@ -150,11 +158,11 @@ def mlp_input_gradient_kernel(
         b_w1 = _weight(p_w1, i_h, FIRST, CHANNELS, BLOCK_H, SECOND)
         b_v0 = _weight(p_w2, 0, i_h, HIDDEN, FIRST, BLOCK_H)
         b_v1 = _weight(p_w2, FIRST, i_h, HIDDEN, SECOND, BLOCK_H)
-        b_h = _hidden(b_x0, b_x1, b_w0, b_w1, p_bias1, i_h, BLOCK_M, BLOCK_H, WIDE)
-        b_dh = dot(b_dy0, b_v0, tl.zeros((BLOCK_M, BLOCK_H), dtype=tl.float32), False, WIDE)
-        b_dh = dot(b_dy1, b_v1, b_dh, False, WIDE)
-        b_dh = (b_dh * gelu_slope(b_h, False, WIDE)).to(p_dx.dtype.element_ty)
-        b_dx0 = dot(b_dh, b_w0, b_dx0, False, WIDE)
-        b_dx1 = dot(b_dh, b_w1, b_dx1, False, WIDE)
+        b_h = _hidden(b_x0, b_x1, b_w0, b_w1, p_bias1, i_h, BLOCK_M, BLOCK_H, INTERPRETED)
+        b_dh = dot(b_dy0, b_v0, tl.zeros((BLOCK_M, BLOCK_H), dtype=tl.float32), False, INTERPRETED)
+        b_dh = dot(b_dy1, b_v1, b_dh, False, INTERPRETED)
+        b_dh = (b_dh * gelu_slope(b_h, False, INTERPRETED)).to(p_dx.dtype.element_ty)
+        b_dx0 = dot(b_dh, b_w0, b_dx0, False, INTERPRETED)
+        b_dx1 = dot(b_dh, b_w1, b_dx1, False, INTERPRETED)
     _store(p_dx, b_dx0, o_m, 0, rows, CHANNELS, FIRST)
     _store(p_dx, b_dx1, o_m, FIRST, rows, CHANNELS, SECOND)

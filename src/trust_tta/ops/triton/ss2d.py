@@ -1,32 +1,20 @@
-"""SS2D's scan of a map on a CUDA device, forward and backward, in few kernels.
+"""SS2D's scan of a feature map on a CUDA device, forward and backward, in few kernels.
 
-Little is kept for the backward that can be computed again: the two sequences and the four step sizes would take six
-maps per block, and the map they come from is there anyway. Sequences are kept where that pays.
+The two sequences and the four step sizes are computed again in the backward: they would take the memory of six maps per
+block, and the map they come from is there anyway.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from trust_tta.ops.tensors import Gathered, Parameters, Saved
 from trust_tta.ops.triton.backward import differentiate, sum_rows
+from trust_tta.ops.triton.cross_scan_merge import cross_merge, cross_scan
 from trust_tta.ops.triton.forward import scan_forward
-from trust_tta.ops.triton.layout import cross_merge, cross_scan
-from trust_tta.ops.triton.matmul import can_fuse, fused_gradients, matmul, weight_gradient
-from trust_tta.ops.triton.parameters import gather, scatter_add
-
-# Pixels of maps whose sequences are kept in half precision. Those of larger maps would take too much memory, and so
-# would those of the sizes left out, which most blocks of a network have.
-KEPT = frozenset({*range(64), *range(512, 4096)})
-
-
-def kept_shape(x: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
-    """See `operators.Backend`."""
-    b, c, h, w = x
-    return (b, 2, c, h * w) if dtype != torch.float32 and h * w in KEPT else (0,)
+from trust_tta.ops.triton.matmul import matmul, weight_gradient
+from trust_tta.ops.triton.ss2d_parameters import gather, scatter_add
 
 
 def scan_map_forward(x: Tensor, directions: Tensor, parameters: Parameters) -> tuple[Tensor, Saved]:
@@ -37,16 +25,15 @@ def scan_map_forward(x: Tensor, directions: Tensor, parameters: Parameters) -> t
     matmul(gathered.x_proj, u, projected.flatten(2, 3))
     delta = _step_sizes(gathered, projected)
     y, states = scan_forward(gathered.scan_inputs(u, delta, projected))
-    kept = u if kept_shape(x.shape, x.dtype) == u.shape else u.new_empty(0)
-    return y.view_as(u), Saved(projected, states, kept, gathered)
+    return y.view_as(u), Saved(projected, states, u.new_empty(0), gathered)
 
 
 def scan_map_backward(
     dy: Tensor, x: Tensor, directions: Tensor, saved: Saved, *, train_projections: bool, train_scan: bool
 ) -> tuple[Tensor, Parameters]:
     """See `operators.Backend`."""
-    projected, states, kept, gathered = saved
-    u = kept if len(kept) else cross_scan(x, silu=True)
+    projected, states, _, gathered = saved
+    u = cross_scan(x, silu=True)
     delta = _step_sizes(gathered, projected)
     inputs = gathered.scan_inputs(u, delta, projected)
     du, ddelta, partial = differentiate(dy.reshape(inputs.u.shape), inputs, states)
@@ -54,17 +41,14 @@ def scan_map_backward(
     dprojected = torch.empty_like(projected)
     dsteps, per_image = gathered.low_rank(dprojected).flatten(1, 2), directions.dim() == 2
     steps, dt_proj = gathered.low_rank(projected).flatten(1, 2), gathered.dt_proj.flatten(-4, -3)
-    dx_proj = ddt_proj = None
-    if train_projections and can_fuse(ddelta, steps):
-        ddt_proj = fused_gradients(dt_proj, ddelta, steps, dsteps, per_image=per_image)
-    else:
-        matmul(dt_proj.mT, ddelta, dsteps)
-        ddt_proj = weight_gradient(ddelta, steps, per_image=per_image) if train_projections else None
+    matmul(dt_proj.mT, ddelta, dsteps)
     sum_rows(partial, dprojected)
     dprojected = dprojected.flatten(2, 3)
     matmul(gathered.x_proj.mT, dprojected, du, add=True)
     dx = cross_merge(du, *x.shape[2:], silu_of=x)
+    dx_proj = ddt_proj = None
     if train_projections:
+        ddt_proj = weight_gradient(ddelta, steps, per_image=per_image)
         dx_proj = weight_gradient(dprojected, u, per_image=per_image)
     return dx, scatter_add(directions, gathered, dx_proj, ddt_proj, partial if train_scan else None)
 

@@ -1,4 +1,4 @@
-"""Compiler options of the numba loops, and elementary functions that vectorize."""
+"""numba options of the CPU kernels, and exp and log1p that vectorize."""
 
 # mypy: ignore-errors
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`cross_scan`, `cross_merge` and `merge_norm`: tiles of the map, read once and written coalesced both ways."""
+"""Cross scan and cross merge of feature maps, with SiLU and LayerNorm, in tiles with coalesced access both ways."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -10,19 +10,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trust_tta.ops.triton.launch import ceil_div, is_rough, power_of_two
+from trust_tta.ops.triton.tiling import ceil_div, may_approximate, power_of_two
 
-NORMALIZED = 1024  # numbers that a warp normalizes at a time
-FEW = 64  # tiles, which leave half of a large GPU idle
-SIDE = 8  # of a tile whose channels are walked through twice: small, because small maps have few tiles
+NORM_ELEMENTS = 1024  # that a warp normalizes at a time
+MIN_TILES = 64  # fewer leave half of a large GPU idle
+TILE_SIDE = 8  # of a tile whose channels are walked through twice: small, because small maps have few tiles
 
 
 def cross_scan(x: Tensor, *, silu: bool) -> Tensor:
-    """See `operators.Backend`."""
+    """`reference.cross_scan` of x (b, c, h, w), or with `silu` of SiLU(x): (b, 2, c, h*w)."""
     b, c, h, w = x.shape
     u = x.new_empty((b, 2, c, h * w))
     with torch.cuda.device_of(x):
-        if not _takes_pairs(x):
+        if not _can_move_pairs(x):
             _launch(cross_scan_kernel, (x, u), x.stride(), u, h, w, _scan_sizes(max(h, w)), SILU=silu)
             return u
         # The side of a tile in cells of 2 x 2 pixels, its pairs of channels, and its warps; the fastest on an H200.
@@ -30,20 +30,20 @@ def cross_scan(x: Tensor, *, silu: bool) -> Tensor:
         grid = (ceil_div(h // 2, side) * ceil_div(w // 2, side), ceil_div(c // 2, pairs), b)
         cross_scan_pairs_kernel[grid](
             x.permute(0, 2, 3, 1).view(torch.int32), u.view(torch.int32), CHANNELS=c, HEIGHT=h, WIDTH=w, BLOCK_P=pairs,
-            BLOCK_S=side, SILU=silu, ROUGH=is_rough(x), num_warps=warps, enable_fp_fusion=True,
+            BLOCK_S=side, SILU=silu, APPROX=may_approximate(x), num_warps=warps, enable_fp_fusion=True,
         )  # fmt: skip
     return u
 
 
-def _takes_pairs(x: Tensor) -> bool:
-    """Whether the map can be moved two numbers at a time, which for large maps is twice as fast as one by one."""
+def _can_move_pairs(x: Tensor) -> bool:
+    """Whether the map can be moved as pairs of bfloat16, twice as fast as single elements for large maps."""
     b, c, h, w = x.shape
     even = c % 2 == 0 and h % 2 == 0 and w % 2 == 0 and max(h, w) > 16
     return even and x.dtype == torch.bfloat16 and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = None) -> Tensor:
-    """See `operators.Backend`."""
+    """`reference.cross_merge` of y (b, 2, c, h*w), times the derivative of SiLU at `silu_of`: (b, c, h, w)."""
     y = y.contiguous()
     x = _pixels(y, height, width).permute(0, 3, 1, 2)
     point = x if silu_of is None else silu_of
@@ -60,10 +60,10 @@ def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = 
 def merge_norm(
     y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float, *, keep: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `operators.Backend`; unless `keep`, the normalized map is written over the merged one."""
+    """`reference.merge_norm`: normalized map, merged map, its mean and 1 / deviation; `keep=False` reuses memory."""
     batch, _, count, _ = y.shape
-    grid = (ceil_div(height, SIDE) * ceil_div(width, SIDE), batch)
-    if grid[0] * grid[1] < FEW:
+    grid = (ceil_div(height, TILE_SIDE) * ceil_div(width, TILE_SIDE), batch)
+    if grid[0] * grid[1] < MIN_TILES:
         x = cross_merge(y, height, width).permute(0, 2, 3, 1)
         return _layer_norm(x, weight.contiguous(), bias.contiguous(), eps, keep=keep)
     y = y.contiguous()
@@ -72,11 +72,11 @@ def merge_norm(
     mean, scale = (y.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
     sizes = {"BLOCK_C": 64, "num_warps": 4} if count < 512 else {"BLOCK_C": 128, "num_warps": 8}
     whole = power_of_two(count)
-    pixels = max(1, min(SIDE * SIDE, sizes["num_warps"] * NORMALIZED // whole))
+    pixels = max(1, min(TILE_SIDE * TILE_SIDE, sizes["num_warps"] * NORM_ELEMENTS // whole))
     with torch.cuda.device_of(y):
         merge_norm_kernel[grid](
             y, x, norm, mean, scale, weight.contiguous(), bias.contiguous(), eps,
-            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_S=SIDE, BLOCK_R=pixels, BLOCK_A=whole,
+            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_S=TILE_SIDE, BLOCK_R=pixels, BLOCK_A=whole,
             enable_fp_fusion=True, **sizes,
         )  # fmt: skip
     return norm, x, mean, scale
@@ -118,7 +118,7 @@ def _pixels(y: Tensor, height: int, width: int) -> Tensor:
 
 
 def _scan_sizes(pixels: int) -> tuple[int, int, int]:
-    """The side of a tile, its channels, and its warps, for a map with so many pixels to its longer side."""
+    """Side, channels and warps of a tile, by the longer side of the map."""
     return (8, 32, 4) if pixels <= 8 else (16, 16, 8)
 
 
@@ -131,7 +131,7 @@ def _launch(
     grid = (ceil_div(height, side) * ceil_div(width, side), ceil_div(count, channels), batch)
     kernel[grid](
         *tensors, *strides, CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_C=channels, BLOCK_S=side,
-        ROUGH=is_rough(u), num_warps=warps, enable_fp_fusion=True, **flag,
+        APPROX=may_approximate(u), num_warps=warps, enable_fp_fusion=True, **flag,
     )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def tile(
     i_tile, i_c,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Rows, columns, channels of a tile, their places along the rows and along the columns, and its mask; (h, w, c)."""
+    """Row, column and channel offsets of a tile, its offsets in both sequences, and its mask, (h, w, c) each."""
     tiles = tl.cdiv(WIDTH, BLOCK_S)
     o_h = ((i_tile // tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[:, None, None]
     o_w = ((i_tile % tiles) * BLOCK_S + tl.arange(0, BLOCK_S))[None, :, None]
@@ -152,9 +152,9 @@ def tile(
 
 
 @triton.jit
-def sigmoid(b_x, ROUGH: tl.constexpr):
-    """ROUGH: by the device's own reciprocal, within 2^-22, which is more than half precision shows."""
-    if not ROUGH:
+def sigmoid(b_x, APPROX: tl.constexpr):
+    """APPROX: by the hardware reciprocal, within 2^-22, enough for half precision."""
+    if not APPROX:
         return tl.sigmoid(b_x)
     b_sum = 1.0 + tl.exp2(b_x * -1.4426950408889634)
     return tl.inline_asm_elementwise(
@@ -166,7 +166,7 @@ def sigmoid(b_x, ROUGH: tl.constexpr):
 def cross_scan_kernel(
     p_x, p_u, s_b, s_c, s_h, s_w,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    SILU: tl.constexpr, ROUGH: tl.constexpr,
+    SILU: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     o_h, o_w, o_c, o_rows, o_columns, mask = tile(
         tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
@@ -175,7 +175,7 @@ def cross_scan_kernel(
     b_x = tl.load(p_x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, mask=mask)
     if SILU:
         b_wide = b_x.to(tl.float32)
-        b_x = (b_wide * sigmoid(b_wide, ROUGH)).to(p_u.dtype.element_ty)
+        b_x = (b_wide * sigmoid(b_wide, APPROX)).to(p_u.dtype.element_ty)
     p_u += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
     tl.store(p_u + o_rows, b_x, mask=mask)
     tl.store(p_u + o_columns, b_x, mask=mask)
@@ -193,9 +193,9 @@ def _high(b_pair):
 
 
 @triton.jit
-def _pack(b_first, b_second, ROUGH: tl.constexpr):
+def _pack(b_first, b_second, APPROX: tl.constexpr):
     """Two float32 as bfloat16 in 32 bits."""
-    if ROUGH:  # both at once
+    if APPROX:  # both at once
         return tl.inline_asm_elementwise(
             "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [b_first, b_second], dtype=tl.int32, is_pure=True, pack=1
         )
@@ -204,10 +204,10 @@ def _pack(b_first, b_second, ROUGH: tl.constexpr):
 
 
 @triton.jit
-def _silu_pair(b_pair, ROUGH: tl.constexpr):
+def _silu_pair(b_pair, APPROX: tl.constexpr):
     b_first = _low(b_pair)
     b_second = _high(b_pair)
-    return _pack(b_first * sigmoid(b_first, ROUGH), b_second * sigmoid(b_second, ROUGH), ROUGH)
+    return _pack(b_first * sigmoid(b_first, APPROX), b_second * sigmoid(b_second, APPROX), APPROX)
 
 
 @triton.jit
@@ -221,7 +221,7 @@ def _store_pair(p_u, o_u, b_one, b_other, mask, LENGTH: tl.constexpr):
 def cross_scan_pairs_kernel(
     p_x, p_u,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
-    SILU: tl.constexpr, ROUGH: tl.constexpr,
+    SILU: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     """`cross_scan_kernel` for bfloat16: cells of 2 x 2 pixels and pairs of channels, moved as 32-bit words."""
     LENGTH: tl.constexpr = HEIGHT * WIDTH
@@ -239,8 +239,8 @@ def cross_scan_pairs_kernel(
     b_10 = tl.load(p_x + o_x + WIDTH * (CHANNELS // 2), mask=mask, other=0)
     b_11 = tl.load(p_x + o_x + (WIDTH + 1) * (CHANNELS // 2), mask=mask, other=0)
     if SILU:
-        b_00, b_01 = _silu_pair(b_00, ROUGH), _silu_pair(b_01, ROUGH)
-        b_10, b_11 = _silu_pair(b_10, ROUGH), _silu_pair(b_11, ROUGH)
+        b_00, b_01 = _silu_pair(b_00, APPROX), _silu_pair(b_01, APPROX)
+        b_10, b_11 = _silu_pair(b_10, APPROX), _silu_pair(b_11, APPROX)
     p_u += i_b * (CHANNELS * LENGTH)
     o_rows = o_p * LENGTH + o_h * WIDTH + o_w
     _store_pair(p_u, o_rows, b_00, b_01, mask, LENGTH)
@@ -259,7 +259,7 @@ def merged(p_y, o_rows, o_columns, mask):
 def cross_merge_kernel(
     p_x, p_point, p_y, s_b, s_c, s_h, s_w, t_b, t_c, t_h, t_w,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    SILU: tl.constexpr, ROUGH: tl.constexpr,
+    SILU: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     o_h, o_w, o_c, o_rows, o_columns, mask = tile(
         tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
@@ -268,7 +268,7 @@ def cross_merge_kernel(
     b_x = merged(p_y + i_b * (2 * CHANNELS * HEIGHT * WIDTH), o_rows, o_columns, mask)
     if SILU:
         b_p = tl.load(p_point + i_b * t_b + o_h * t_h + o_w * t_w + o_c * t_c, mask=mask).to(tl.float32)
-        b_s = sigmoid(b_p, ROUGH)
+        b_s = sigmoid(b_p, APPROX)
         b_x *= b_s * (1 + b_p * (1 - b_s))
     tl.store(p_x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, b_x.to(p_x.dtype.element_ty), mask=mask)
 
@@ -321,7 +321,7 @@ def layer_norm_kernel(
     p_x, p_weight, p_bias, p_norm, p_mean, p_scale, rows, eps,
     CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The norm of a block of pixels."""
+    """LayerNorm of a block of pixels over the channels."""
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     o_c = tl.arange(0, BLOCK_C)
@@ -343,7 +343,7 @@ def norm_backward_kernel(
     p_dnorm, p_x, p_mean, p_scale, p_weight, p_dx, rows,
     CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the norm of a block of pixels."""
+    """Input gradient of LayerNorm for a block of pixels."""
     # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
     o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     o_c = tl.arange(0, BLOCK_C)

@@ -1,4 +1,4 @@
-"""SS2D's scan of channel-last maps as loops that numba compiles: vectors run over the channels.
+"""SS2D's scan of channel-last feature maps, compiled by numba and vectorized over the channels.
 
 Rows, columns and both ways are orders in which the pixels of one map are visited, so that no sequence is ever written.
 An image is taken in tiles of at most `TILE` channels. What the backward reads and writes of a pixel, its fields, it has
@@ -18,13 +18,13 @@ import math
 
 import numpy as np
 
-from trust_tta.ops.cpu.loops import fast_exp, fast_log1p, inline, jit, jit_sum
-from trust_tta.ops.cpu.sizes import BEFORE, CARRY, DA, DECAY, DU, DY, PIXEL, ROWS, SLOPE, STATE, TILE, A, U
+from trust_tta.ops.cpu.tiling import BEFORE, CARRY, DA, DECAY, DU, DY, PIXEL, ROWS, SLOPE, STATE, TILE, A, U
+from trust_tta.ops.cpu.vector_math import fast_exp, fast_log1p, inline, jit, jit_sum
 
 
 @jit
 def scan_forward(scratch, u, projected, rows, y, width, rank, images, block, wide, first, last):
-    """Fill y, the sum of the four directions, for tasks first..last-1: some images and a block of tiles each."""
+    """Fill y, the sum of the four directions, for tasks first..last-1, each of some images and a block of tiles."""
     batch, tiles = u.shape[0], rows.shape[1]
     blocks = -(-tiles // block)
     for task in range(first, last):
@@ -52,14 +52,14 @@ def _scan_tile(scratch, u, projected, row, y, width, rank, low, wide):
             _softplus(_row(steps, p), wide)
         for n in range(states):
             state[:] = 0
-            q = _begin(k, length)
+            q = _first_pixel(k, length)
             for _ in range(length):
                 f = projected[q, k]
                 _advance(
                     _row(steps, q), _row(row, 5 + k * states + n), u[q, low : low + wide], f[rank + n],
                     f[rank + states + n], state, y[q, low : low + wide], wide,
                 )  # fmt: skip
-                q = _next(q, k, width, length)
+                q = _next_pixel(q, k, width, length)
 
 
 @jit
@@ -67,7 +67,7 @@ def scan_backward(
     scratch, dy, u, projected, rows, du, dprojected, sums, width, rank, images, block, wide, train_weight, train_scan,
     first, last,
 ):  # fmt: skip
-    """Fill du without what comes through `projected`, and partial sums of the other gradients, as `scan_forward`.
+    """Fill du except for the part through `projected`, and partial sums of the other gradients; tasks as in forward.
 
     dprojected (blocks, b, l, 4, r+2n); sums (b / images, ...), the rest as `rows`.
     """
@@ -103,10 +103,10 @@ def _differentiate_tile(
     state, tile = scratch[:ROWS], scratch[ROWS : ROWS + length * PIXEL]
     after = scratch[ROWS + length * PIXEL :]
     steps, dsteps = _rows(after, 0, fours), _rows(after, fours, fours)
-    _load(u, low, tile, U, wide)
-    _load(dy, low, tile, DY, wide)
+    _load_field(u, low, tile, U, wide)
+    _load_field(dy, low, tile, DY, wide)
     for p in range(length):
-        _return_skip(_pixel(tile, p), _row(row, 0), _row(total, 0), wide)
+        _skip_gradients(_pixel(tile, p), _row(row, 0), _row(total, 0), wide)
     for k in range(4):
         at_weight = 5 + 4 * states + k * rank
         weight = _rows(row, at_weight, rank)
@@ -120,10 +120,12 @@ def _differentiate_tile(
                 tile, steps, dsteps, state, projected, down, k, rank + n, rank + states + n, width, wide
             )  # fmt: skip
             _add(state[DA : DA + TILE], _row(total, 5 + k * states + n), wide)
-        _reduce(dsteps, weight, down, k, wide)
+        _expand_input_gradient(dsteps, weight, down, k, wide)
         if train:
-            _collect(dsteps, projected, k, _rows(total, at_weight, rank_trained), _row(total, 1 + k), wide)
-    _store(tile, DU, du, low, wide)
+            _expand_weight_gradient(
+                dsteps, projected, k, _rows(total, at_weight, rank_trained), _row(total, 1 + k), wide
+            )
+    _store_field(tile, DU, du, low, wide)
 
 
 @inline
@@ -147,14 +149,14 @@ def _in_fours(length):
 
 
 @jit
-def _begin(k, length):
+def _first_pixel(k, length):
     """The first pixel of direction k: rows, rows back, columns, columns back."""
     return k % 2 * (length - 1)
 
 
 @jit
-def _next(q, k, width, length):
-    """The pixel that direction k visits after q; what follows the last is never read."""
+def _next_pixel(q, k, width, length):
+    """Pixel after q in direction k; the value after the last pixel is not used."""
     stride = 1 if k < 2 else width
     if k % 2 == 0:
         q += stride
@@ -164,7 +166,7 @@ def _next(q, k, width, length):
 
 
 @jit
-def _load(x, low, tile, field, wide):
+def _load_field(x, low, tile, field, wide):
     """Channels low.. of x (l, c) into a field of all pixels; zeros where there are no more."""
     given = min(wide, x.shape[1] - low)
     for p in range(x.shape[0]):
@@ -174,8 +176,8 @@ def _load(x, low, tile, field, wide):
 
 
 @jit
-def _store(tile, field, x, low, wide):
-    """The adjoint of `_load`."""
+def _store_field(tile, field, x, low, wide):
+    """The adjoint of `_load_field`."""
     given = min(wide, x.shape[1] - low)
     for p in range(x.shape[0]):
         row = tile[p * PIXEL + field : p * PIXEL + field + TILE]
@@ -212,7 +214,7 @@ def _multiply(x, z, out, wide):
 
 
 @jit
-def _return_skip(pixel, D, dD, wide):
+def _skip_gradients(pixel, D, dD, wide):
     for c in range(wide):
         dy = pixel[DY + c]
         pixel[DU + c] = D[c] * dy
@@ -251,23 +253,23 @@ def _differentiate_state(tile, steps, dsteps, state, projected, down, k, at_B, a
     state[STATE : STATE + TILE] = 0
     state[DA : DA + TILE] = 0
     state[CARRY : CARRY + TILE] = 0
-    q = _begin(k, length)
+    q = _first_pixel(k, length)
     for _ in range(length):
-        _follow(_pixel(tile, q), _row(steps, q), state, projected[q, k, at_B], wide)
-        q = _next(q, k, width, length)
+        _advance_and_keep(_pixel(tile, q), _row(steps, q), state, projected[q, k, at_B], wide)
+        q = _next_pixel(q, k, width, length)
     back = k + 1 - k % 2 * 2  # the same path from its other end
-    q = _begin(back, length)
+    q = _first_pixel(back, length)
     for _ in range(length):
         B, C = projected[q, k, at_B], projected[q, k, at_C]
-        dB, dC = _return(_pixel(tile, q), _row(steps, q), _row(dsteps, q), state, B, C, wide)
+        dB, dC = _advance_adjoint(_pixel(tile, q), _row(steps, q), _row(dsteps, q), state, B, C, wide)
         down[q, k, at_B] += dB
         down[q, k, at_C] += dC
-        q = _next(q, back, width, length)
+        q = _next_pixel(q, back, width, length)
 
 
 @jit
-def _follow(pixel, step, state, B, wide):
-    """One step of a state, whose decay and whose value before are kept."""
+def _advance_and_keep(pixel, step, state, B, wide):
+    """One step of a state; keeps the decay and the state before it for the backward."""
     for c in range(wide):
         d, before = step[c], state[STATE + c]
         a = _exp(d * state[A + c], pixel)
@@ -277,8 +279,8 @@ def _follow(pixel, step, state, B, wide):
 
 
 @jit_sum
-def _return(pixel, step, dstep, state, B, C, wide):
-    """The adjoint of `_follow` and of y += C h; CARRY is the gradient of the state but for its own C dy."""
+def _advance_adjoint(pixel, step, dstep, state, B, C, wide):
+    """The adjoint of `_advance_and_keep` and of y += C h; CARRY is the gradient of the state but for its own C dy."""
     dB = dC = pixel.dtype.type(0)  # a plain 0 would make the sums float64
     for c in range(wide):
         d, dy, input_ = step[c], pixel[DY + c], B * pixel[U + c]
@@ -306,7 +308,7 @@ def _expand(steps, projected, k, weight, bias, wide):
         four = _rows(steps, p, 4)
         f0, f1 = projected[p, k], projected[min(p + 1, last), k]
         f2, f3 = projected[min(p + 2, last), k], projected[min(p + 3, last), k]
-        _begin_steps(four, bias, wide)
+        _fill_with_bias(four, bias, wide)
         for r in range(0, rank // 4 * 4, 4):
             w = _rows(weight, r, 4)
             _add_four_steps(four, w, _four(f0, r), _four(f1, r), _four(f2, r), _four(f3, r), wide)
@@ -315,7 +317,7 @@ def _expand(steps, projected, k, weight, bias, wide):
 
 
 @jit
-def _begin_steps(four, bias, wide):
+def _fill_with_bias(four, bias, wide):
     for c in range(wide):
         four[c] = bias[c]
         four[TILE + c] = bias[c]
@@ -343,7 +345,7 @@ def _add_steps(four, w, f0, f1, f2, f3, wide):
 
 
 @jit
-def _reduce(dsteps, weight, down, k, wide):
+def _expand_input_gradient(dsteps, weight, down, k, wide):
     """The adjoint of `_expand` in `projected`: sums over the channels."""
     rank, length = weight.size // TILE, down.shape[0]
     for p in range(0, length, 4):
@@ -399,7 +401,7 @@ def _sum_of_products(dstep, w, wide):
 
 
 @jit
-def _collect(dsteps, projected, k, dweight, dbias, wide):
+def _expand_weight_gradient(dsteps, projected, k, dweight, dbias, wide):
     """Add the adjoint of `_expand` in the weight, some rows of it, and in the bias."""
     rank, last = dweight.size // TILE, projected.shape[0] - 1
     for p in range(0, last + 1, 4):

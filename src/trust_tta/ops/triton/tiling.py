@@ -1,4 +1,4 @@
-"""Launch sizes of the grouped scan's kernels, and its inputs as the kernels take them."""
+"""Tile sizes of the grouped scan's kernels, and its inputs as the kernels read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPACING = 128  # positions between saved states in long rows
 
 
 def ceil_div(size: int, block: int) -> int:
-    """Blocks that hold `size`. Triton's own function takes microseconds, a few hundred times per pass."""
+    """Number of blocks that hold `size`; triton.cdiv takes microseconds, a few hundred times per pass."""
     return -(-size // block)
 
 
@@ -23,14 +23,14 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def is_rough(x: Tensor) -> bool:
-    """Whether the device's own functions are exact enough; Triton's interpreter has none of them."""
+def may_approximate(x: Tensor) -> bool:
+    """Whether the hardware's approximate functions are exact enough; Triton's interpreter has none."""
     return x.dtype != torch.float32 and x.device.type != "cpu"
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Tile of one program: channels x positions, with its warps and registers per thread.
+    """Tile of one program: channels x positions, with its warps.
 
     A warp holds 128 positions of a channel; more positions than that in a tile of several warps make the scans slow.
     With several `stages` the next chunks are read while one is worked on.
@@ -39,7 +39,6 @@ class Tile:
     channels: int
     positions: int
     warps: int
-    registers: int | None = None
     stages: int = 1
 
 
@@ -53,7 +52,7 @@ class Tiling:
 
 
 def choose_tiling(shape: Sequence[int], dtype: torch.dtype) -> Tiling:
-    """The launch sizes for delta (b, g, m, c, l), a function of nothing else so that runs repeat.
+    """Tiles for delta (b, g, m, c, l), by shape and dtype alone so that runs repeat.
 
     The fastest on an H200 at the stages of VMamba-T; a warp holds twice the positions in half precision. What is
     saved for the backward does not depend on the dtype.
@@ -75,7 +74,7 @@ def choose_tiling(shape: Sequence[int], dtype: torch.dtype) -> Tiling:
 
 
 def make_tiling(channels: int, length: int, *, forward: Tile, backward: Tile) -> Tiling:
-    """The two tiles, none larger than the powers of two that hold the channels and the positions."""
+    """Both tiles, cut to the powers of two that hold the channels and the positions."""
     spacing = min(forward.positions, backward.positions, SPACING)
     return Tiling(_fit(forward, channels, length), _fit(backward, channels, length), spacing)
 
@@ -110,7 +109,7 @@ def _weight(tensor: Tensor) -> Tensor:
 
 
 def pointers(inputs: ScanInputs) -> list[Tensor]:
-    """The tensors in the order of the kernels' arguments; A stands in for what is None, which they do not read."""
+    """The tensors in the order of the kernels' arguments; A stands in for None, which they do not read."""
     return [inputs.A if t is None else t for t in inputs[:7]]
 
 
@@ -124,6 +123,6 @@ def constants(inputs: ScanInputs, tile: Tile, spacing: int) -> dict[str, int | b
         "BLOCK_C": tile.channels, "BLOCK_L": tile.positions, "BLOCK_N": power_of_two(state),
         "STAGES": tile.stages,
         "HAS_D": inputs.D is not None, "HAS_BIAS": inputs.delta_bias is not None, "SOFTPLUS": inputs.delta_softplus,
-        "ROUGH": is_rough(inputs.delta),
-        "num_warps": tile.warps, "maxnreg": tile.registers, "enable_fp_fusion": True,
+        "APPROX": may_approximate(inputs.delta),
+        "num_warps": tile.warps, "enable_fp_fusion": True,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""`reference.gather` and its adjoint, one kernel each: a launch costs more than moving so few numbers."""
+"""SS2D's parameters gathered by direction, and the adjoint: one kernel each, as a launch costs more than the copy."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from trust_tta.ops.tensors import Gathered, Parameters
 from trust_tta.ops.triton.backward import PartialSums
-from trust_tta.ops.triton.launch import ceil_div
+from trust_tta.ops.triton.tiling import ceil_div
 
-COPIED = 1024  # numbers of a parameter that a program moves
-SUMMED = 64  # numbers of a gradient that a program sums,
-PARTS = 32  # over so many images at a time
+COPY_BLOCK = 1024  # elements of a parameter that a program copies
+SUM_BLOCK = 64  # elements of a gradient that a program sums,
+IMAGE_BLOCK = 32  # over so many images at a time
 
 
 def gather(parameters: Parameters, directions: Tensor, dtype: torch.dtype) -> Gathered:
@@ -30,8 +30,8 @@ def gather(parameters: Parameters, directions: Tensor, dtype: torch.dtype) -> Ga
     gathered = Gathered(x_proj, dt_proj, A, D, dt_bias)
     sizes = _sizes(rows, c, rank, n)
     with torch.cuda.device_of(directions):
-        gather_kernel[(directions.numel(), _count_blocks(sizes, COPIED))](
-            directions.contiguous(), *parameters, *gathered, **sizes, BLOCK=COPIED, enable_fp_fusion=True
+        gather_kernel[(directions.numel(), _count_blocks(sizes, COPY_BLOCK))](
+            directions.contiguous(), *parameters, *gathered, **sizes, BLOCK=COPY_BLOCK, enable_fp_fusion=True
         )
     return gathered
 
@@ -59,15 +59,15 @@ def scatter_add(
     sums = [A] * 3 if scan is None else [scan.A, scan.D, scan.delta_bias]
     images = sums[1].numel() // (2 * c)
     with torch.cuda.device_of(A):
-        scatter_add_kernel[(_count_blocks(sizes, SUMMED), 4)](
+        scatter_add_kernel[(_count_blocks(sizes, SUM_BLOCK), 4)](
             directions.contiguous(), *projections, *sums, A, *outputs, *(len(t) for t in projections), images,
-            **sizes, PER_IMAGE=directions.dim() == 2, BLOCK_P=PARTS, BLOCK=SUMMED, enable_fp_fusion=True,
+            **sizes, PER_IMAGE=directions.dim() == 2, BLOCK_P=IMAGE_BLOCK, BLOCK=SUM_BLOCK, enable_fp_fusion=True,
         )  # fmt: skip
     return outputs
 
 
 def _sizes(rows: int, channels: int, rank: int, state: int) -> dict[str, int]:
-    """Numbers in one group of each parameter."""
+    """Elements of one group of each parameter."""
     return {"X_PROJ": rows * channels, "DT_PROJ": channels * rank, "STATES": channels * state, "CHANNELS": channels}
 
 
@@ -113,11 +113,11 @@ def gather_kernel(
 
 @triton.jit
 def sum_directions(
-    p_x, p_factor, p_directions, i_group, i_block, images,
+    p_x, p_factor, p_out, p_directions, i_group, i_block, images,
     SIZE: tl.constexpr, IMAGE: tl.constexpr, PAIR: tl.constexpr, HALF: tl.constexpr, FACTOR: tl.constexpr,
     PER_IMAGE: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sum of a block of x, times the factor, over the images and the directions that the group reads.
+    """Write the sum of a block of x, times the factor, over the images and the directions that the group reads.
 
     Direction s of an image lies at (s // 2) * PAIR + (s % 2) * HALF from it.
     """
@@ -139,7 +139,7 @@ def sum_directions(
                 if FACTOR:
                     b_x *= tl.load(p_factor + o_factor, mask=m_read, other=0.0)
                 b_sum += b_x
-    return o, m, tl.sum(b_sum, 0)
+    tl.store(p_out + i_group * SIZE + o, tl.sum(b_sum, 0), mask=m)
 
 
 @triton.jit(do_not_specialize=["x_projs", "dt_projs", "images"])
@@ -157,32 +157,27 @@ def scatter_add_kernel(
     i = tl.program_id(0)
     i_group = tl.program_id(1)
     if i < DT_PROJ_AT:
-        o, m, b_sum = sum_directions(
-            p_dx_proj, p_A, p_directions, i_group, i, x_projs,
+        sum_directions(
+            p_dx_proj, p_A, p_x_proj_weight, p_directions, i_group, i, x_projs,
             X_PROJ, 4 * X_PROJ, 2 * X_PROJ, X_PROJ, False, PER_IMAGE, BLOCK_P, BLOCK,
         )  # fmt: skip
-        tl.store(p_x_proj_weight + i_group * X_PROJ + o, b_sum, mask=m)
     elif i < A_AT:
-        o, m, b_sum = sum_directions(
-            p_ddt_proj, p_A, p_directions, i_group, i - DT_PROJ_AT, dt_projs,
+        sum_directions(
+            p_ddt_proj, p_A, p_dt_weight, p_directions, i_group, i - DT_PROJ_AT, dt_projs,
             DT_PROJ, 4 * DT_PROJ, 2 * DT_PROJ, DT_PROJ, False, PER_IMAGE, BLOCK_P, BLOCK,
         )  # fmt: skip
-        tl.store(p_dt_weight + i_group * DT_PROJ + o, b_sum, mask=m)
     elif i < D_AT:
-        o, m, b_sum = sum_directions(
-            p_dA, p_A, p_directions, i_group, i - A_AT, images,
+        sum_directions(
+            p_dA, p_A, p_A_logs, p_directions, i_group, i - A_AT, images,
             STATES, 4 * STATES, 2 * STATES, STATES, True, PER_IMAGE, BLOCK_P, BLOCK,
         )  # fmt: skip
-        tl.store(p_A_logs + i_group * STATES + o, b_sum, mask=m)
     elif i < BIAS_AT:
-        o, m, b_sum = sum_directions(
-            p_dD, p_A, p_directions, i_group, i - D_AT, images,
+        sum_directions(
+            p_dD, p_A, p_Ds, p_directions, i_group, i - D_AT, images,
             CHANNELS, 2 * CHANNELS, CHANNELS, 0, False, PER_IMAGE, BLOCK_P, BLOCK,
         )  # fmt: skip
-        tl.store(p_Ds + i_group * CHANNELS + o, b_sum, mask=m)
     else:
-        o, m, b_sum = sum_directions(
-            p_dbias, p_A, p_directions, i_group, i - BIAS_AT, images,
+        sum_directions(
+            p_dbias, p_A, p_dt_bias, p_directions, i_group, i - BIAS_AT, images,
             CHANNELS, 4 * CHANNELS, 2 * CHANNELS, CHANNELS, False, PER_IMAGE, BLOCK_P, BLOCK,
         )  # fmt: skip
-        tl.store(p_dt_bias + i_group * CHANNELS + o, b_sum, mask=m)

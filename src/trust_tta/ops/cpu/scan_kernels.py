@@ -1,4 +1,4 @@
-"""The grouped scan as loops that numba compiles; contiguous arrays of one dtype, shapes as in `tensors.ScanInputs`."""
+"""The grouped scan, compiled by numba; contiguous arrays of one dtype, shapes as in `tensors.ScanInputs`."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from trust_tta.ops.cpu.loops import fast_exp, fast_log1p, jit, jit_sum
-from trust_tta.ops.cpu.sizes import LANES
+from trust_tta.ops.cpu.tiling import LANES
+from trust_tta.ops.cpu.vector_math import fast_exp, fast_log1p, jit, jit_sum
 
 
 @jit
@@ -28,7 +28,7 @@ def _steps(delta, bias, softplus, d):
 
 
 @jit
-def _slopes(delta, bias, softplus, s):
+def _step_derivatives(delta, bias, softplus, s):
     """s = the derivative of `_steps` in delta over one row."""
     if not softplus:
         s[:] = 1
@@ -70,8 +70,8 @@ def _add_product(x, z, out):
 
 
 @jit
-def _drives(d, B, u, x):
-    """x = d B u over one row: what enters the state at each step."""
+def _inputs(d, B, u, x):
+    """x = d B u over one row: the input of the state at each step."""
     for t in range(x.size):
         x[t] = d[t] * B[t] * u[t]
 
@@ -99,7 +99,7 @@ def _recur(a, x, reverse, lanes):
 
 
 @jit
-def _span(task, groups, chunks, channels):
+def _task_range(task, groups, chunks, channels):
     """The image, group, chunk and channel range of a task."""
     b, rest = task // (groups * chunks), task % (groups * chunks)
     chunk = rest % chunks
@@ -112,7 +112,7 @@ def scan_forward(scratch, u, delta, A, B, C, D, bias, y, softplus, chunks, first
     _, groups, channels, _ = u.shape
     d, a, h = scratch[0], scratch[1], scratch[2]
     for task in range(first, last):
-        b, g, _, low, high = _span(task, groups, chunks, channels)
+        b, g, _, low, high = _task_range(task, groups, chunks, channels)
         for c0 in range(low, high, LANES):
             lanes = min(LANES, high - c0)
             for lane in range(lanes):
@@ -123,7 +123,7 @@ def scan_forward(scratch, u, delta, A, B, C, D, bias, y, softplus, chunks, first
                 for n in range(A.shape[3]):
                     for lane in range(lanes):
                         _decays(d[lane], A[g, m, c0 + lane, n], a[lane])
-                        _drives(d[lane], B[b, g, m, n], u[b, g, c0 + lane], h[lane])
+                        _inputs(d[lane], B[b, g, m, n], u[b, g, c0 + lane], h[lane])
                     _recur(a, h, m == 1, lanes)
                     for lane in range(lanes):
                         _add_product(C[b, g, m, n], h[lane], y[b, g, c0 + lane])
@@ -137,7 +137,7 @@ def scan_backward(
     _, groups, channels, _ = u.shape
     d, a, h, g_h, s = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4, 0]
     for task in range(first, last):
-        b, g, chunk, low, high = _span(task, groups, chunks, channels)
+        b, g, chunk, low, high = _task_range(task, groups, chunks, channels)
         for c0 in range(low, high, LANES):
             lanes = min(LANES, high - c0)
             for lane in range(lanes):
@@ -152,7 +152,7 @@ def scan_backward(
                     for lane in range(lanes):
                         c = c0 + lane
                         _decays(d[lane], A[g, m, c, n], a[lane])
-                        _drives(d[lane], B[b, g, m, n], u[b, g, c], h[lane])
+                        _inputs(d[lane], B[b, g, m, n], u[b, g, c], h[lane])
                         _product(dy[b, g, c], C[b, g, m, n], g_h[lane])
                     _recur(a, h, m == 1, lanes)
                     _recur_adjoint(a, g_h, m == 1, lanes)
@@ -164,7 +164,7 @@ def scan_backward(
                         )  # fmt: skip
                 for lane in range(lanes):
                     c = c0 + lane
-                    _slopes(delta[b, g, m, c], bias[g, m, c], softplus, s)
+                    _step_derivatives(delta[b, g, m, c], bias[g, m, c], softplus, s)
                     dbias[b, g, m, c] = _multiply_and_sum(s, ddelta[b, g, m, c])
 
 

@@ -1,4 +1,4 @@
-"""Sizes that the kernels and their callers share; free of numba, which is slow to load."""
+"""Tile sizes and scratch layout that the kernels and their callers share; free of numba, which is slow to load."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ U, DY, DU, DECAY, BEFORE, SLOPE, PIXEL = range(0, 7 * TILE, TILE)
 STATE, A, DA, CARRY, ROWS = range(0, 5 * TILE, TILE)
 
 
-def map_scratch(length: int) -> int:
+def scratch_size(length: int) -> int:
     """Numbers that one thread needs to scan a map of `length` pixels, forward or backward."""
     return ROWS + length * PIXEL + 2 * (length + 3) * TILE
