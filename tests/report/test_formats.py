@@ -10,7 +10,7 @@ from tests.report.samples import make_cell, make_groups
 from tests.results.samples import cell
 from trust_tta.report.formats import plain_table, to_csv, to_latex, to_markdown, to_text
 from trust_tta.report.model import ResultGroup
-from trust_tta.report.sections import calibration
+from trust_tta.report.sections import group_sections
 from trust_tta.report.tables import DataTable, accuracy_table, calibration_table, notes
 from trust_tta.results import Cell
 
@@ -137,7 +137,8 @@ def test_streams_too_short_to_learn_from_are_noted(batches: int, noted: bool) ->
 
 def test_calibration_says_that_roid_confidences_are_no_probabilities() -> None:
     for method, expected in (("roid", True), ("tent", False)):
-        section = calibration(group_of(make_cell(method, "fog"), make_cell("bn", "fog")))
+        sections = group_sections(group_of(make_cell(method, "fog"), make_cell("bn", "fog")))
+        section = next((section for section in sections if section.title == "Calibration"), None)
         assert section is not None
         assert ("The confidence of roid is not a probability" in section.note) is expected
 

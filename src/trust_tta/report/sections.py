@@ -1,7 +1,6 @@
 """The parts of the page below a group's accuracy table: panels of charts, sections, sample images, paper tables.
 
-To add a section: write a function that makes it from a group, or returns None without data, and add it to
-GROUP_SECTIONS in the order of the page.
+To add a section: make its table or chart in `tables` or `charts`, and list it in `group_sections`.
 """
 
 from __future__ import annotations
@@ -46,6 +45,10 @@ class Section:
     charts: Sequence[Chart] = ()
     free: bool = False  # independent of the pickers of methods and domains
 
+    @property
+    def has_content(self) -> bool:
+        return bool(self.tables or self.small or self.charts)
+
 
 @dataclass(frozen=True)
 class Gallery:
@@ -68,58 +71,42 @@ def panels(group: ResultGroup) -> list[Panel]:
     return [panel for panel in found if panel.charts]
 
 
-def comparison(group: ResultGroup) -> Section | None:
-    """The best method against each other one, with its significance."""
-    found = tables.difference_table(group)
-    if found is None:
-        return None
+def group_sections(group: ResultGroup) -> list[Section]:
+    """The sections between a group's panels and its sample images; those without data are left out."""
+    compared, calibration = tables.difference_table(group), tables.calibration_table(group)
+    equal, costs = tables.equal_cost_table(group), tables.cost_table(group)
+    sections = [
+        Section("Is the best significantly better?", _significance_note(compared), _present(compared)),
+        Section("At equal cost" if equal else "Cost", tables=_present(equal, costs)),
+        Section("Stability and forgetting", charts=charts.stability(group)),
+        Section("Calibration", _calibration_note(group), _present(calibration), small=charts.reliability(group)),
+        Section("Options that were varied", charts=charts.ablations(group), free=True),
+    ]
+    return [section for section in sections if section.has_content]
+
+
+def _present(*found: DataTable | None) -> list[DataTable]:
+    return [table for table in found if table is not None]
+
+
+def _significance_note(compared: DataTable | None) -> str:
     note = "± is the 95 % interval of the difference, paired by seed."
-    if any(column.title == "p" for column in found.columns):
+    if compared is not None and any(column.title == "p" for column in compared.columns):
         note += (
             " The counts are images that only one of the two classifies correctly, averaged over seeds; p is that of "
             "McNemar's exact test. Below 0.05 the difference counts as significant."
         )
-    return Section("Is the best significantly better?", note, [found])
+    return note
 
 
-def equal_cost(group: ResultGroup) -> Section | None:
-    """TRUST against the best other method at equal updates and within its time, and the cost of each method."""
-    equal, costs = tables.equal_cost_table(group), tables.cost_table(group)
-    found = [table for table in (equal, costs) if table is not None]
-    return Section("At equal cost" if equal else "Cost", tables=found) if found else None
-
-
-def stability(group: ResultGroup) -> Section | None:
-    """Accuracy domain after domain without a reset, and clean accuracy after each domain."""
-    found = charts.stability(group)
-    return Section("Stability and forgetting", charts=found) if found else None
-
-
-def calibration(group: ResultGroup) -> Section | None:
-    """ECE, NLL and Brier score, and a reliability diagram for each method."""
-    table, drawn = tables.calibration_table(group), charts.reliability(group)
-    names = [v.name for v in group.variants if v.method in NO_PROBABILITIES]
+def _calibration_note(group: ResultGroup) -> str:
     note = (
         "ECE is the expected calibration error of a run in 15 bins of confidence; shown is its mean over domains and "
         "seeds. The diagrams show accuracy by confidence over all runs; on the dashed line both agree."
     )
-    if names:
+    if names := [v.name for v in group.variants if v.method in NO_PROBABILITIES]:
         note += f" The confidence of {joined(names)} is not a probability: its logits are scaled by class priors."
-    return Section("Calibration", note, [table] if table else [], small=drawn) if table or drawn else None
-
-
-def ablations(group: ResultGroup) -> Section | None:
-    """Mean accuracy over the values of each option that was varied."""
-    found = charts.ablations(group)
-    return Section("Options that were varied", charts=found, free=True) if found else None
-
-
-GROUP_SECTIONS = (comparison, equal_cost, stability, calibration, ablations)
-
-
-def group_sections(group: ResultGroup) -> list[Section]:
-    """The sections between a group's panels and its sample images."""
-    return [section for make in GROUP_SECTIONS if (section := make(group)) is not None]
+    return note
 
 
 def galleries(group: ResultGroup, report: Report) -> list[Gallery]:
@@ -158,7 +145,7 @@ def across_sections(groups: Sequence[ResultGroup]) -> list[Section]:
         Section("Batch size", charts=charts.by_batch_size(groups), free=True),
         Section("Curves next to the paper's", tables=sweeps),
     ]
-    return [section for section in found if section.charts or section.tables]
+    return [section for section in found if section.has_content]
 
 
 def order_sections(records: Sequence[EntropyByOrder]) -> list[Section]:
