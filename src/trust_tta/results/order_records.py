@@ -45,8 +45,9 @@ def read_records(paths: Iterable[str | os.PathLike[str]]) -> list[EntropyByOrder
         files += sorted(path.glob("*.json")) if path.is_dir() else [path]
     records = []
     for file in files:
+        text = read_text(file, error=DataError)
         try:
-            records.append(from_json(EntropyByOrder, read_text(file, error=DataError)))
+            records.append(from_json(EntropyByOrder, text))
         except DataError as error:
             raise DataError(f"'{file}' was not written by `trust-tta rank`: {error}") from error
     return records
