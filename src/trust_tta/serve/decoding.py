@@ -110,7 +110,7 @@ def run_worker(settings: Settings, preprocessing: Preprocessing, connection: Con
 
         used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MAX_MEMORY, used + MAX_MEMORY))
-    with suppress(EOFError, BrokenPipeError):
+    with suppress(EOFError, ConnectionError):
         connection.send("ready")
         while True:
             body, *header_length = connection.recv()
