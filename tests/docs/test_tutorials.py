@@ -40,7 +40,7 @@ def test_a_tutorial_can_be_followed(page: Path, tmp_path: Path) -> None:
     (tmp_path / "tutorial.py").write_text("\n".join(script) + "\n", encoding="utf-8")
     path = os.pathsep.join([str(ROOT), str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "tutorial.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=300,
+        [sys.executable, "tutorial.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=900,
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
