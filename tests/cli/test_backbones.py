@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import trust_tta as tt
-from tests.models.test_backbones import ORDERED, TINY
+from tests.models.test_backbones import BACKBONES, ORDERED
 from trust_tta.cli.main import main
 from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.models.checkpoint import Checkpoint, describe
@@ -25,11 +25,11 @@ NONCOMMERCIAL = "CC-BY-NC-SA-4.0"
 FEW = ("--dataset", "sample", "--domains", "fog", "--limit", "16", "--batch-size", "8", "--device", "cpu")
 
 
-@pytest.fixture(scope="module", params=TINY)
+@pytest.fixture(scope="module", params=BACKBONES)
 def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """The name of a variant, and a file of a small one for 32 pixels."""
     torch.manual_seed(0)
-    model: Any = tt.create_model(request.param, num_classes=10, **TINY[request.param])
+    model: Any = tt.create_model(request.param, num_classes=10, **BACKBONES[request.param])
     model.preprocessing, model.classes = Preprocessing(size=32, resize=None, crop=False), CIFAR10_CLASSES
     model.license = NONCOMMERCIAL
     path = tmp_path_factory.mktemp("network") / f"{request.param}.safetensors"

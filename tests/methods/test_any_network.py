@@ -90,11 +90,11 @@ def test_methods_of_scan_orders_refuse_networks_without_a_scan(network: str, nam
     assert "\n" not in str(found.value)
 
 
-@pytest.mark.parametrize("name", ["tent", "tide", "roid", "sar", "shot", "neo", "bn"])
+@pytest.mark.parametrize("name", ["tent", "tide", "roid", "sar", "shot", "rotta", "neo", "bn", "bn_ema"])
 @pytest.mark.parametrize("network", ["resnet18", "transformer_encoder"])
 def test_networks_in_half_precision_adapt_with_a_warning(network: str, name: str) -> None:
     """At a rate of zero, so that statistics alone change, they predict as in float32, but for rounding."""
-    side, learns = SIDES.get(network, 32), name not in ("neo", "bn")
+    side, learns = SIDES.get(network, 32), name not in ("neo", "bn", "bn_ema")
     options: dict[str, Any] = {"lr": 0.0} if learns else {}
     with pytest.warns(TrustWarning, match="are bfloat16, in which small updates are lost") if learns else nullcontext():
         half = create_method(name, small(network).bfloat16(), **options)

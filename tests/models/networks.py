@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import torch
 
@@ -21,6 +22,29 @@ TINY_CONFIGS = {
     "batch": TINY.override({"norm": "batch"}),
     "vanilla": TINY_VANILLA,
     "vanilla-batch": TINY_VANILLA.override({"norm": "batch"}),
+}
+
+# Small variants of the networks of `test_backbones.py`.
+BACKBONES: dict[str, dict[str, Any]] = {
+    "mambavision_tiny": {
+        "dim": 8,
+        "stem_dim": 4,
+        "depths": (1, 1, 2, 2),
+        "windows": (8, 8, 3, 2),
+        "heads": (1, 1, 2, 4),
+        "layer_scale": 0.5,
+    },
+    "msvmambav3_tiny": {"depths": (1, 1), "dims": (32, 64)},  # so wide that some units of the attentions are awake
+    "msvmamba_nano": {"depths": (1, 1), "dims": (32, 64)},
+    "efficientvmamba_tiny": {"depths": (1, 1, 1), "dims": (8, 16, 32), "d_state": 3},
+    "spatialmamba_tiny": {"depths": (1, 1), "dims": (8, 16)},
+    "vssd_micro": {
+        "depths": (1, 1, 1),
+        "dims": (8, 16, 32),
+        "heads": (1, 2, 2),
+        "attention": (False, False, True),
+        "d_state": 4,
+    },
 }
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 import trust_tta as tt
 from tests.golden import BESIDE, ROOT, load_golden, load_golden_json
+from tests.models.networks import BACKBONES
 from tests.models.official import from_official
 from trust_tta.errors import CheckpointError, ConfigError, ShapeError, TrustWarning
 from trust_tta.export.run import export_network
@@ -110,28 +111,7 @@ PUBLISHED = {
     **{f"vssd_{size}": f"vssd_{size}" for size in ("micro", "tiny", "small", "base")},
 }
 
-TINY: dict[str, dict[str, Any]] = {
-    "mambavision_tiny": {
-        "dim": 8,
-        "stem_dim": 4,
-        "depths": (1, 1, 2, 2),
-        "windows": (8, 8, 3, 2),
-        "heads": (1, 1, 2, 4),
-        "layer_scale": 0.5,
-    },
-    "msvmambav3_tiny": {"depths": (1, 1), "dims": (32, 64)},  # so wide that some units of the attentions are awake
-    "msvmamba_nano": {"depths": (1, 1), "dims": (32, 64)},
-    "efficientvmamba_tiny": {"depths": (1, 1, 1), "dims": (8, 16, 32), "d_state": 3},
-    "spatialmamba_tiny": {"depths": (1, 1), "dims": (8, 16)},
-    "vssd_micro": {
-        "depths": (1, 1, 1),
-        "dims": (8, 16, 32),
-        "heads": (1, 2, 2),
-        "attention": (False, False, True),
-        "d_state": 4,
-    },
-}
-ORDERED = [name for name in TINY if not name.startswith("vssd")]
+ORDERED = [name for name in BACKBONES if not name.startswith("vssd")]
 NEED_ORDERS = ("trust_naive", "trust", "ensemble", "repetition", "augmentation")
 
 
@@ -170,7 +150,7 @@ def tiny(name: str, **changes: Any) -> Any:
     """A small network in float64 and evaluation mode, whose scans and statistics matter."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model: Any = tt.create_model(name, num_classes=5, **{**TINY[name], **changes}).double().eval()
+        model: Any = tt.create_model(name, num_classes=5, **{**BACKBONES[name], **changes}).double().eval()
         with torch.no_grad():
             for key, value in model.state_dict().items():
                 if value.is_floating_point():
@@ -241,7 +221,7 @@ def test_scan_orders_give_different_logits_and_each_image_may_have_its_own(name:
         torch.testing.assert_close(mixed[i], alone[order][i], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", BACKBONES)
 def test_an_image_alone_equals_the_image_in_a_batch_and_backends_agree(name: str) -> None:
     model, batch = tiny(name), images(3)
     with torch.no_grad():
@@ -252,7 +232,7 @@ def test_an_image_alone_equals_the_image_in_a_batch_and_backends_agree(name: str
             torch.testing.assert_close(model(batch), logits, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", BACKBONES)
 def test_every_parameter_has_a_role_and_a_gradient(name: str) -> None:
     model = tiny(name)
     model(images(2), order=model.scan_orders[-1]).square().sum().backward()
@@ -279,7 +259,7 @@ def source_data(name: str, model: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "method", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in tt.list_methods()]
 )
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", BACKBONES)
 @pytest.mark.filterwarnings("ignore:.*poor for a batch")
 def test_methods_adapt_and_reset_bit_for_bit(name: str, method: str) -> None:
     model, batches = tiny(name).float(), images(16).float().split(8)
@@ -310,7 +290,7 @@ def test_trust_adapts_under_the_scan_orders_of_the_network(name: str) -> None:
     assert sorted(str(order) for order, _ in ranking) == sorted(model.scan_orders)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", BACKBONES)
 def test_half_precision_follows_float32(name: str) -> None:
     model, batch = tiny(name).float(), images(2).float()
     with torch.no_grad():
@@ -323,7 +303,7 @@ def test_half_precision_follows_float32(name: str) -> None:
     assert cast.isfinite().all()
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", BACKBONES)
 def test_stochastic_depth_is_random_in_training_alone(name: str) -> None:
     model, batch = tiny(name, drop_path=0.5), images(2)
     with torch.no_grad():

@@ -10,7 +10,6 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -20,6 +19,7 @@ from trust_tta.methods.source import Source
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.stream_norm import AdaptiveNorm
 from trust_tta.methods.validation import all_finite
+from trust_tta.ops.batch_norm import fixed_norm
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.schema import Fraction
 
@@ -37,7 +37,7 @@ class MovingNorm(AdaptiveNorm):
 
     def normalize(self, x: Tensor) -> Tensor:
         if not self.is_updating:
-            return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias, eps=self.eps)
+            return fixed_norm(x, self.mean, self.variance, self.weight, self.bias, self.eps)
         wide = x.to(self.mean.dtype)
         mean, variance = self.update(wide)
         shape = (1, -1, *(1 for _ in x.shape[2:]))

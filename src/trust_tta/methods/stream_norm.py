@@ -163,9 +163,7 @@ class StreamNorm(AdaptiveNorm):
                 batch_mean, batch_variance = self._update(*image_moments(x.to(self.mean.dtype)))
         mean, variance = self.prediction_statistics()
         if not updating or not torch.is_grad_enabled():
-            weight = None if self.weight is None else self.weight.to(mean.dtype)
-            bias = None if self.bias is None else self.bias.to(mean.dtype)
-            return fixed_norm(x, mean, variance, weight, bias, self.eps)
+            return fixed_norm(x, mean, variance, self.weight, self.bias, self.eps)
         scale = (variance + self.eps).rsqrt()
         ratio, offset = (batch_variance + self.eps).sqrt() * scale, (batch_mean - mean) * scale
         weight = ratio if self.weight is None else self.weight * ratio

@@ -98,7 +98,8 @@ def image_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def fixed_norm(
     x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """x (b, c, ...) normalized by given statistics (c,)."""
+    """x (b, c, ...) normalized by given statistics (c,), which may have more precision than the weights."""
+    weight, bias = (None if t is None else t.to(mean.dtype) for t in (weight, bias))
     if weight is None or bias is None or torch.is_grad_enabled() or not can_use_kernels(x):
         return F.batch_norm(x, mean, variance, weight, bias, eps=eps)
     return _map(triton_norm().normalize(_rows(x), mean, variance, weight, bias, eps), x)
