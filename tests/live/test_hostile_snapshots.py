@@ -89,6 +89,9 @@ HOSTILE = {
     "budget is a string": put("watch", "credit", "1"),
     "budget not finite": put("watch", "credit", float("inf")),
     "negative cost": put("watch", "spent", -1.0),
+    "credit is not a number": put("watch", "credit", float("nan")),
+    "passes are a float": put("watch", "step_passes", 1.0),
+    "compared batches are negative": put(*COMPARISON, "batches", -1),
     "flag is a tensor": put("watch", "surprised", torch.zeros(2)),
     "comparison is None": put(*COMPARISON, None),
     "part of the comparison is missing": drop(*COMPARISON, "test"),
@@ -104,7 +107,7 @@ HOSTILE = {
     "window of numbers": put(*COMPARISON, "window", [1, 2]),
     "window of an empty batch": put(*COMPARISON, "window", [[0, ONES]]),
     "window of zeros": put(*COMPARISON, "window", [[1, 0 * ONES]]),
-    "window of negative counts": put(*COMPARISON, "recent", [[1, -ONES]]),
+    "window of negative counts": put(*COMPARISON, "window", [[1, -ONES]]),
     "window of integers": put(*COMPARISON, "window", [[1, ONES.long()]]),
     "window not finite": put(*COMPARISON, "window", [[1, ONES * torch.nan]]),
     "window of another dimension": put(*COMPARISON, "window", [[1, ONES[None]]]),
@@ -193,7 +196,7 @@ def test_snapshots_of_earlier_versions_are_read(tmp_path: Path) -> None:
         "update_delay": "wait",
     }.items():
         counters[old] = counters.pop(new)
-    for name in ("leading_since", "led", "doubtful"):
+    for name in ("leading_since", "led"):
         del counters[name]
     counters |= {"attentive": 52, "slow": 4, "wait": 3, "peak_distance": 0.5, "collapsed": True, "since_check": 7}
     state["lasting"] = {"drift": "none", "class_shift": "skip"}
@@ -204,6 +207,21 @@ def test_snapshots_of_earlier_versions_are_read(tmp_path: Path) -> None:
     assert states_equal(stream.method.state_dict(), snapshot()["method"])
     assert (stream.batches, stream._session.counters.update_interval) == (13, 4)
     assert [stream(images).adapted for images in clean(4, seed=6)] == [False, False, False, True]
+
+
+def test_a_snapshot_with_the_comparison_before_pairs_is_read(tmp_path: Path) -> None:
+    """It had a window more, and a budget without debts; the test begins anew."""
+    state = copy.deepcopy(snapshot())
+    state["books"]["doubtful"] = 3
+    del state["watch"]["step_passes"]
+    comparison = state["watch"]["comparison"]
+    comparison["recent"] = []
+    del comparison["batches"]
+    write_state(tmp_path / "old", state, about={})
+    stream = open_stream()
+    stream.load(tmp_path / "old")
+    assert states_equal(stream.method.state_dict(), snapshot()["method"])
+    assert stream(clean(1, seed=6)[0]).logits.isfinite().all()
 
 
 def test_a_snapshot_of_a_calibrated_stream_is_taken_by_another(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Comparison of the adapted network with the source: label-free evidence, and the weight of either prediction.
 
-The evidence is how many classes each predicts for the same images: adaptation that harms predicts few classes where the
-source predicts many, and adaptation that helps spreads what corruption drove to a few. Entropies of the predicted
-classes do not depend on confidence, which adaptation changes at will (docs/results/guard.md compares others).
+The evidence is how often each predicts the same class for two images: adaptation that harms predicts few classes where
+the source predicts many, and adaptation that helps spreads what corruption drove to a few. It does not depend on
+confidence, which adaptation changes at will (docs/results/guard.md compares others). Without evidence, the source has
+most of the weight.
 
-Where labels come in runs, statistics of a batch spread its predictions over classes that are not there. Runs show in
-the source's classes, which change from batch to batch; there, the evidence is the information that predicted classes
-carry about the batch they are in.
+Labels that come in runs also make the source predict few classes, and statistics of a batch then spread predictions
+over classes that are not there. Where the source's classes are few, evidence therefore counts only once a second batch
+has shown the same ones; where they often change, it does not count.
 """
 
 from __future__ import annotations
@@ -28,21 +29,19 @@ from trust_tta.schema import show
 
 COMPARED_IMAGES = 256  # over which evidence for the weights is computed
 BLOCK = 32  # images of one value of evidence for the test
-EVIDENCE_SCALE = 0.05  # nats of evidence that count in full for the weights
-BALANCING = 0.02  # nats by which batch statistics even classes out on images where they do not help
+EVIDENCE_SCALE = 0.2  # evidence that counts in full for the weights
+MIN_PAIRS = 50  # pairs of one class that are added to those found: fewer are no evidence
 TEST_TOLERANCE = 0.05  # nats of evidence that the test accepts as harmless
 TEST_SCALE = 0.35  # nats beyond the tolerance that count in full
 DISCOUNT = 0.7  # of earlier evidence, per compared batch
 MAX_TOTAL = 1 / (1 - DISCOUNT) + 1e-9  # what evidence without labels can add up to
-RATE = 2.0  # of the exponential weights
-PRIOR = 0.5  # log odds of the source without any evidence
-REFERENCE_PRIOR = 3.0  # the same for images like the reference, on which there is nothing to gain
-MIN_CHANGE = 3.5  # standard errors of the mean log confidence that count as other images
-MIN_CLASS_CHANGE = 6.0  # standard deviations of the G statistic that count as other classes
-RECENT, MIN_CHANGES = 6, 3  # compared batches, and those of other classes than before that make runs of labels
-RUNS_SCALE = 2.0  # evidence of runs over that of spread
+RATE = 4.0  # of the exponential weights
+PRIOR = 2.0  # log odds of the source without any evidence
+MIN_CHANGE = 3.0  # standard errors of a mean that count as other images, deviations of the G statistic as other classes
+MAX_EQUAL = 0.25  # pairs of the source's predictions that are equal, above which its classes are few
+RECENT, MIN_CHANGES = 16, 3  # compared batches, and those of other classes than before that make runs of labels
 MIN_WEIGHT, MAX_WEIGHT = 0.05, 0.95  # beyond which one network predicts alone
-HARMLESS = 0.02  # share of different predictions that needs no mixture
+HARMLESS = 0.005  # share of different predictions that needs no mixture
 
 
 NO_ROWS: Values = np.zeros((0, 3))
@@ -57,16 +56,17 @@ class Comparison:
 
         sum_t d^(T-t) w_t x_t  <=  F(D_T)  <=  min(0, D_T) + log(1 / min(p, 1 - p)) / r.
 
-    Against the better of both networks, the mixture loses at most 0.5 batches of full evidence, whatever the stream.
+    Against the better of both networks, the mixture loses at most 0.6 batches of full evidence, whatever the stream.
     """
 
-    def __init__(self, *, reference_confidence: float | None = None, tolerance: float = TEST_TOLERANCE) -> None:
+    def __init__(self, *, tolerance: float = TEST_TOLERANCE) -> None:
         self.test = HarmTest()
         self.few_classes = False  # the source predicts alone
         self.total = 0.0  # discounted sum of evidence
-        self.evidence: float | None = None  # nats
-        self._reference_confidence, self._tolerance = reference_confidence, tolerance
-        self._window, self._recent = Window(COMPARED_IMAGES), Window(COMPARED_IMAGES)
+        self.evidence: float | None = None  # log of a ratio
+        self.batches = 0  # compared since the images changed
+        self._tolerance = tolerance
+        self._window = Window(COMPARED_IMAGES)  # of blocks
         self._changes: deque[bool] = deque(maxlen=RECENT)
         self._pending = NO_ROWS  # adapted and source class, log confidence of images that do not fill a block yet
 
@@ -80,21 +80,18 @@ class Comparison:
         if len(self._pending) < BLOCK:
             return False
         rows, self._pending = self._pending, NO_ROWS
-        n, pairs = len(rows), rows[:, :2].astype(np.int64)
-        counts = [np.bincount(each, minlength=classes) for each in pairs.T]
-        moments = rows[:, 2].sum(), np.square(rows[:, 2]).sum(), (pairs[:, 0] != pairs[:, 1]).sum()
-        total = np.concatenate([moments, *counts])
-        other_classes, other_confidence = self._find_change(n, total)
+        blocks = np.array_split(rows, len(rows) // BLOCK)
+        totals = [_sums(block, classes) for block in blocks]
+        other_classes, changed = self._find_change(len(rows), np.sum(totals, 0))
         self._changes.append(other_classes)
-        changed = (other_classes or other_confidence) and not self.in_runs
         if changed:
             self.forget()
-        self._window.add(n, total)
-        self._recent.add(n, total)
-        self.evidence = self._information() if self.in_runs else self._spread()
-        self.total = DISCOUNT * self.total + min(max(self.evidence / EVIDENCE_SCALE, -1.0), 1.0)
-        for block in np.array_split(pairs, n // BLOCK):
-            self.test.add((spread_difference(block, classes) - self._tolerance) / TEST_SCALE)
+        for block, total in zip(blocks, totals, strict=True):
+            self._window.add(len(block), total)
+            self.test.add((spread_difference(block[:, :2].astype(np.int64), classes) - self._tolerance) / TEST_SCALE)
+        self.batches += 1
+        self.evidence = self._compare_pairs()
+        self.total = DISCOUNT * self.total + min(max((self.evidence or 0.0) / EVIDENCE_SCALE, -1.0), 1.0)
         return changed
 
     def add_labels(self, adapted: NDArray[Any], source: NDArray[Any], labels: NDArray[Any]) -> None:
@@ -105,7 +102,7 @@ class Comparison:
             self.total = min(max(self.total + evidence, -MAX_TOTAL), MAX_TOTAL)
 
     def _find_change(self, n: int, total: Values) -> tuple[bool, bool]:
-        """Whether the source's classes, or its confidence, differ from the window's."""
+        """Whether the source's classes differ from the window's, and whether these or its confidence do."""
         if not self._window.images or len(self._window.mean) != len(total):
             return False, False
         (_, new), (_, old) = _counts(total), _counts(self._window.mean * self._window.images)
@@ -113,40 +110,40 @@ class Comparison:
         both = (old + new) / (old + new).sum()
         g = 2 * sum(float(c @ np.log(np.maximum(c, 1e-9) / (c.sum() * np.maximum(both, 1e-12)))) for c in (new, old))
         surprise = (g - (classes - 1)) / math.sqrt(2 * max(1, classes - 1))
-        confidence = differs(total[:2] / n, n, self._window.mean[:2], self._window.images)
-        return surprise > MIN_CLASS_CHANGE, confidence
+        other_classes = surprise > MIN_CHANGE
+        return other_classes, other_classes or self.is_other_confidence(total[:2] / n, n)
+
+    def is_other_confidence(self, moments: Values, images: int) -> bool:
+        """Whether the source's log confidence, given as mean and mean square, is not that of the last images."""
+        known = self._window
+        return known.images > 0 and differs(moments, images, known.mean[:2], known.images)
 
     @property
     def in_runs(self) -> bool:
-        """Whether the source's classes change from batch to batch."""
+        """Whether the source's classes change often."""
         return sum(self._changes) >= MIN_CHANGES
 
-    def _spread(self) -> float:
-        ours, theirs = map(_entropy, _counts(self._window.mean))
-        return theirs - ours + BALANCING
+    def _compare_pairs(self) -> float | None:
+        """Log of how often the adapted network predicts one class for images of two blocks, over the source's.
 
-    def _information(self) -> float:
-        """The source's mutual information of batch and predicted class over the last images, less the adapted one's."""
-        images, inside = self._recent.images, np.zeros(2)
-        for n, total in self._recent.entries:
-            inside += n * np.array([_entropy(c) for c in _counts(total)])
-        ours, theirs = np.array([_entropy(c) for c in _counts(self._recent.mean)]) - inside / images
-        return float(theirs - ours) / RUNS_SCALE
+        None while that may be due to labels.
+        """
+        counts = np.array([total[3:] for _, total in self._window.entries])
+        sums, images = counts.sum(0).reshape(2, -1), self._window.images
+        few = (sums[1] @ sums[1] - images) / (images * (images - 1)) > MAX_EQUAL
+        if len(counts) < 2 or (few and self.in_runs) or ((few or self.in_runs) and self.batches < 2):
+            return None
+        inside = np.square(counts).sum(0).reshape(2, -1).sum(1)
+        ours, theirs = (np.square(sums).sum(1) - inside) / 2 + MIN_PAIRS
+        return math.log(ours / theirs)
 
     @property
     def weight(self) -> float:
         """Weight of the adapted network's prediction."""
         if self.few_classes:
             return 0.0
-        odds = min(max(RATE * self.total + self._prior, -50.0), 50.0)
+        odds = min(max(RATE * self.total + PRIOR, -50.0), 50.0)
         return 1 / (1 + math.exp(odds))
-
-    @property
-    def _prior(self) -> float:
-        known = self._reference_confidence
-        if known is None or not self._window.images:
-            return PRIOR
-        return REFERENCE_PRIOR if self._window.mean[0] >= known else PRIOR
 
     @property
     def agreement(self) -> float | None:
@@ -169,7 +166,7 @@ class Comparison:
     def forget(self) -> None:
         """Begin in doubt again; the test goes on."""
         self._window.clear()
-        self.total, self.evidence = 0.0, None
+        self.total, self.evidence, self.batches = 0.0, None, 0
 
     def start_over(self) -> None:
         """Begin the test anew, for another state of the method."""
@@ -181,8 +178,8 @@ class Comparison:
             "test": self.test.state(),
             "few_classes": self.few_classes,
             "total": self.total,
+            "batches": self.batches,
             "window": self._window.state(),
-            "recent": self._recent.state(),
             "changes": list(self._changes),
             "pending": torch.from_numpy(self._pending.copy()),
         }
@@ -192,19 +189,20 @@ class Comparison:
         if not isinstance(state, Mapping) or set(state) != set(self.state()):
             raise StateError(f"the snapshot's comparison is not a dict of {', '.join(self.state())}")
         HarmTest.check_state(state["test"])
-        total, changes, pending = state["total"], state["changes"], state["pending"]
+        total, batches, changes, pending = (state[name] for name in ("total", "batches", "changes", "pending"))
         if type(total) is not float or not abs(total) <= MAX_TOTAL:
             raise StateError(f"the snapshot's total is {show(total)}; a number up to {MAX_TOTAL:.1f} is wanted")
+        if type(batches) is not int or not 0 <= batches <= 2**53:
+            raise StateError(f"the snapshot has compared {show(batches)} batches; a count is wanted")
         if type(state["few_classes"]) is not bool:
             raise StateError(f"the snapshot's few_classes is {show(state['few_classes'])}; a bool is wanted")
         if not isinstance(changes, list) or len(changes) > RECENT or any(type(c) is not bool for c in changes):
             raise StateError(f"the snapshot's changes are {show(changes)}; at most {RECENT} bools are wanted")
-        for name in ("window", "recent"):
-            Window.check_state(name, state[name])
-            for _, values in state[name]:
-                odd = values.dim() != 1 or len(values) < 5 or len(values) % 2 == 0
-                if odd or bool((values[1:] < 0).any()) or not float(values[3:].sum()) > 0:
-                    raise StateError(f"the snapshot's window '{name}' has a sum that is not one of predictions")
+        Window.check_state("window", state["window"])
+        for _, values in state["window"]:
+            odd = values.dim() != 1 or len(values) < 5 or len(values) % 2 == 0
+            if odd or bool((values[1:] < 0).any()) or not float(values[3:].sum()) > 0:
+                raise StateError("the snapshot's window 'window' has a sum that is not one of predictions")
         shaped = isinstance(pending, Tensor) and pending.dtype == torch.float64 and pending.shape[1:] == (3,)
         if (
             not shaped
@@ -216,11 +214,17 @@ class Comparison:
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.test.load(state["test"])
-        self.few_classes, self.total = state["few_classes"], state["total"]
+        self.few_classes, self.total, self.batches = state["few_classes"], state["total"], state["batches"]
         self._window.load(state["window"])
-        self._recent.load(state["recent"])
         self._changes = deque(state["changes"], maxlen=RECENT)
         self._pending = state["pending"].numpy().copy()
+
+
+def _sums(rows: Values, classes: int) -> Values:
+    """Of rows of adapted class, source class, log confidence: log confidence, its square, differences, counts."""
+    pairs = rows[:, :2].astype(np.int64)
+    moments = rows[:, 2].sum(), np.square(rows[:, 2]).sum(), (pairs[:, 0] != pairs[:, 1]).sum()
+    return np.concatenate([moments, *(np.bincount(each, minlength=classes) for each in pairs.T)])
 
 
 def differs(means: Values, images: int, known: Values, known_images: int) -> bool:

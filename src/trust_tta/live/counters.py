@@ -19,7 +19,7 @@ _OLD_NAMES: Mapping[str, str | None] = {
     "snapshot": "last_snapshot",
     "slow": "update_interval",
     "wait": "update_delay",
-    **dict.fromkeys(("attentive", "farthest", "peak_distance", "since_check", "collapsed", "returned")),
+    **dict.fromkeys(("attentive", "doubtful", "farthest", "peak_distance", "since_check", "collapsed", "returned")),
 }
 
 
@@ -40,7 +40,6 @@ class StreamCounters:
     paused: bool = False
     leading_since: int = 0  # batch since which the source has had more weight; 0: it has not
     led: int = 0  # images that it has predicted alone since
-    doubtful: int = 0  # compared batches in doubt, in a row
     update_interval: int = 1  # update on every n-th batch
     update_delay: int = 0  # batches until the next update
 

@@ -53,7 +53,7 @@ class Guard(Schema):
     alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.01, description="probability of ever raising an alarm where adaptation does no harm"
     )
-    budget: Fraction = Field(default=0.1, description="share of the method's forward passes spent on comparing it")
+    budget: Fraction = Field(default=0.1, description="share of the method's passes that comparing it may add")
     snapshot_every: Count = Field(default=1024, description="images between two snapshots")
     on_alarm: Literal["rollback", "source", "pause", "none"] = Field(
         default="rollback", description="the test is certain that adaptation harms"

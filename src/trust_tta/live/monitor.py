@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,33 +33,58 @@ MAX_FEW_CLASSES = 0.5  # the source's effective number of classes over the adapt
 MIN_MANY_CLASSES = 0.75  # the same, above which they are of many classes again
 NO_NORMS = 2 / 3  # times these where no statistics of norms tell few classes from a corruption
 MIN_DEPTH_RATIO = 3.0  # `SourceReference.depth_ratio` of images of few classes
-STATE_NAMES = ("comparison", "few_classes", "served", "surprised", "credit", "passes", "spent")
+STATE_NAMES = ("comparison", "few_classes", "served", "surprised", "step_passes", "credit", "passes", "spent")
 
 
 class Monitor:
-    """Source network, comparison and budget of one method. `credit`: images that the source may still predict."""
+    """Source network, comparison and budget of one method, in forward passes of one image.
+
+    `passes`: what the method alone would have taken; `spent`: what method and source took; `credit`: what the budget
+    still allows. A backward pass counts as one forward pass, which is less than it takes.
+    """
 
     def __init__(self, method: Method, guard: Guard, *, reference: Reference | None) -> None:
         self.guard, self.source, self._probabilities = guard, SourceReference(method), method.probabilities
-        self.comparison = Comparison(
-            reference_confidence=reference.confidence if reference else None,
-            tolerance=reference.tolerance if reference else TEST_TOLERANCE,
-        )
-        self.credit = self.passes = self.spent = 0.0  # in forward passes of one image
+        self.comparison = Comparison(tolerance=reference.tolerance if reference else TEST_TOLERANCE)
+        self.credit = self.passes = self.spent = 0.0
+        self.step_passes = 1  # of the method's last update, per image
         self._few = Window(FEW_CLASSES_WINDOW)
         # Log confidence of the adapted network, contrast and brightness: sums and sums of squares (3, 2).
         self._served = Window(COMPARED_IMAGES)
-        self._surprised = False
+        self._surprised = self._new = False
         self._distance: float | None = None  # of the weights, as of the last comparison
 
-    def add(self, stats: ImageStats, output: Tensor, *, passes: int) -> bool:
-        """Take a batch's image statistics and prediction; returns whether the source should predict the batch too.
+    @property
+    def overdrawn(self) -> bool:
+        """Whether the budget is spent: an update should be skipped, which pays for the source's predictions."""
+        return self.credit < -COMPARED_IMAGES
 
-        `passes`: forward passes that the method took for it, a share of which pays for the source's.
+    def find_single(self, *, adapt: bool) -> Literal["adapted", "source"] | None:
+        """The network that should predict the next batch alone, where there are no updates to skip; None: as usual."""
+        if not self.overdrawn or not self.comparison.in_doubt or (adapt and self.step_passes > 1):
+            return None
+        return "source" if self.comparison.weight < 0.5 else "adapted"
+
+    def predict_alone(self, images: Tensor, *, adapt: bool) -> tuple[Logits, bool]:
+        """The source's prediction in place of the method's, and whether the images changed."""
+        self._pay(len(images), taken=1, alone=self.step_passes if adapt else 1)
+        logits = self.source(images)
+        self._rows = probability_rows(logits).cpu().numpy()
+        confidence = np.log(np.maximum(self._rows.max(1), 1e-30))
+        moments = np.array([confidence.mean(), np.square(confidence).mean()])
+        changed = len(images) >= BLOCK and self.comparison.is_other_confidence(moments, len(images))
+        if changed:
+            self.comparison.forget()
+        return logits, changed
+
+    def add(self, stats: ImageStats, output: Tensor, *, passes: int, adapt: bool, adapted: bool) -> bool:
+        """Take a batch's image statistics and prediction; returns whether the source should predict it, too.
+
+        `passes`: forward and backward passes that the method took, `adapted`: for an update.
         """
         images = stats.shape[1]
-        self.passes += images * passes
-        self.credit = min(self.credit + self.guard.budget * images * passes, 2 * MAX_COMPARED)
+        self.step_passes = passes if adapted else max(passes, self.step_passes)
+        self._pay(images, taken=passes, alone=self.step_passes if adapt else passes)
         self._rows = probability_rows(output, probabilities=self._probabilities).cpu().numpy()
         confidence = np.log(np.maximum(self._rows.max(1), 1e-30))
         lowest, highest, sums = stats.astype(np.float64).mean(2)
@@ -67,19 +92,31 @@ class Monitor:
         surprised, known = self._surprised, self._served
         self._surprised = known.images > 0 and differs(total / images, images, known.mean, known.images)
         known.add(images, total)
-        new = self._surprised and not surprised  # once: it may stay so for good
-        return new or self.comparison.in_doubt or self.credit >= min(images, MAX_COMPARED)
+        self._new = self._surprised and not surprised  # once: it may stay so for good
+        return self._new or self.comparison.in_doubt or self.credit >= min(images, BLOCK)
+
+    def _pay(self, images: int, *, taken: int, alone: int) -> None:
+        self.passes += images * alone
+        self.spent += images * taken
+        self.credit = min(self.credit + images * ((1 + self.guard.budget) * alone - taken), 2.0 * MAX_COMPARED)
+
+    def predict_all(self, images: Tensor) -> Logits:
+        """The source's prediction beside the method's."""
+        self.spent += len(images)
+        self.credit -= len(images)
+        return self.source(images)
 
     def compare(self, images: Tensor, output: Tensor) -> tuple[Logits | None, bool, Tensor | None]:
         """Compare a prediction; returns the source's, None if only of a sample, and whether the images changed.
 
         And the classes (n, 2) that both predict, -1 for images that were not compared; None for segmentation.
         """
-        stride = 1 if self.comparison.in_doubt else -(-len(images) // MAX_COMPARED)
+        share = min(len(images), MAX_COMPARED, max(1, int(self.credit)))
+        stride = 1 if self._new or self.comparison.in_doubt else -(-len(images) // share)
         sample, output = images[::stride], output[::stride]
         logits, moments = self.source.predict(sample)
         self.spent += len(sample)
-        self.credit = max(0.0, self.credit - len(sample))
+        self.credit -= len(sample)
         source, adapted = probability_rows(logits), probability_rows(output, probabilities=self._probabilities)
         pairs: Tensor | None = None
         if len(source) == len(sample):
@@ -123,7 +160,7 @@ class Monitor:
             certainty=comparison.test.certainty,
             e_value=comparison.test.e_value,
             leading_since=leading_since or None,
-            cost=self.spent / max(self.passes, 1.0),
+            cost=self.spent / max(self.passes, 1.0) - 1 if self.passes else 0.0,
             weight_distance=self._distance,
             skipped=method.counters.skipped,
         )
@@ -140,6 +177,7 @@ class Monitor:
             "few_classes": self._few.state(),
             "served": self._served.state(),
             "surprised": self._surprised,
+            "step_passes": self.step_passes,
             "credit": self.credit,
             "passes": self.passes,
             "spent": self.spent,
@@ -147,13 +185,11 @@ class Monitor:
 
     def check_state(self, state: Any) -> None:
         """Refuse what `state` cannot have returned; that of an earlier version is accepted, and ignored."""
-        if isinstance(state, Mapping) and "monitors" in state:
+        if _is_earlier(state):
             return
         if not isinstance(state, Mapping) or set(state) != set(STATE_NAMES):
             raise StateError(f"the snapshot's monitor is {show(state)}; a dict of {', '.join(STATE_NAMES)} is wanted")
-        for name in ("credit", "passes", "spent"):
-            if type(state[name]) is not float or not 0 <= state[name] <= 1e18:
-                raise StateError(f"the snapshot's {name} is {show(state[name])}; a number from 0 on is wanted")
+        _check_budget(state)
         self.comparison.check_state(state["comparison"])
         if type(state["surprised"]) is not bool:
             raise StateError(f"the snapshot's surprised is {show(state['surprised'])}; a bool is wanted")
@@ -164,13 +200,31 @@ class Monitor:
                     raise StateError(f"the snapshot's window '{name}' has a sum that is not one of predictions")
 
     def load(self, state: Mapping[str, Any]) -> None:
-        if "monitors" not in state:
+        if not _is_earlier(state):
             self.comparison.load(state["comparison"])
             self._few.load(state["few_classes"])
             self._served.load(state["served"])
             self._surprised = state["surprised"]
+            self.step_passes = state["step_passes"]
             self.credit, self.passes, self.spent = state["credit"], state["passes"], state["spent"]
         self._distance = None
+
+
+def _check_budget(state: Mapping[str, Any]) -> None:
+    for name, lowest in (("credit", -1e18), ("passes", 0), ("spent", 0)):
+        if type(state[name]) is not float or not lowest <= state[name] <= 1e18:
+            raise StateError(f"the snapshot's {name} is {show(state[name])}; a number is wanted")
+    passes = state["step_passes"]
+    if type(passes) is not int or not 0 <= passes <= 2**53:
+        raise StateError(f"the snapshot's step_passes is {show(passes)}; a count is wanted")
+
+
+def _is_earlier(state: Any) -> bool:
+    """Whether this is the state of a monitor of an earlier version: with other windows, or another comparison."""
+    if not isinstance(state, Mapping):
+        return False
+    comparison = state.get("comparison")
+    return "monitors" in state or (isinstance(comparison, Mapping) and "recent" in comparison)
 
 
 def _or_empty(moments: Values | None) -> Values:

@@ -32,8 +32,7 @@ MIN_SPREAD = 0.5  # effective classes predicted after a merge over those before 
 KEPT_SNAPSHOTS = 4  # besides the last good one
 LASTING_ALARMS = ("broken_input", "single_image")
 OLD_ALARMS = ("drift", "class_shift", "few_classes")  # in snapshots of earlier versions
-SHORT_DOUBT = 8  # batches in doubt after which every other update is skipped, which pays for the source's predictions
-MAX_LED_WEIGHT = 0.25  # of the adapted network, below which the source leads; without evidence it is 0.38
+MAX_LED_WEIGHT = 0.1  # of the adapted network, below which the source leads; without evidence it is 0.12
 SLOWEST = 4  # batches per update while the source predicts alone
 RESTART_IMAGES = 512  # that the source predicts alone before adaptation begins anew from it
 
@@ -145,6 +144,9 @@ class Session:
             return self._predict_single_image(images), False
         if monitor is None:
             return self._adapt(images) if adapt and not counters.paused else (self.evaluate(images), False)
+        single = monitor.find_single(adapt=adapt) if monitored else None
+        if single == "source":
+            return self._predict_by_source(monitor, images, adapt=adapt), False
         before = self._count_passes()
         logits, adapted = self._adapt(images) if adapt and self._may_update(monitor) else (self.evaluate(images), False)
         if adapted:
@@ -153,15 +155,25 @@ class Session:
         if not bool(all_finite(logits)):
             self._on_not_finite()
             return self._predict_alone(images), False
-        due = monitor.add(stats, logits, passes=max(1, self._count_passes() - before))
-        if monitored and due:
+        passes = max(1, self._count_passes() - before)
+        due = monitor.add(stats, logits, passes=passes, adapt=adapt, adapted=adapted)
+        if monitored and due and single is None:
             few = monitor.comparison.few_classes
             source, changed, self._compared = monitor.compare(images, logits)
             if self._act_on_comparison(monitor, changed=changed, few=few):
                 logits, adapted = self.evaluate(images), False
             self._follow_lead(monitor, len(images))
         self.reading = monitor.read(self.method, counters.images, leading_since=counters.leading_since)
-        return self._mix(monitor, images, logits, source), adapted
+        return (self._mix(monitor, images, logits, source) if single is None else logits), adapted
+
+    def _predict_by_source(self, monitor: Monitor, images: Tensor, *, adapt: bool) -> Tensor:
+        """The source's prediction, without the method's."""
+        logits, changed = monitor.predict_alone(images, adapt=adapt)
+        if changed:
+            self._report_change(monitor)
+        self._follow_lead(monitor, len(images))
+        self.reading = monitor.read(self.method, self.counters.images, leading_since=self.counters.leading_since)
+        return self._as_output(upsample(logits))
 
     def _mix(self, monitor: Monitor, images: Tensor, logits: Tensor, source: Logits | None) -> Tensor:
         """The logits to serve: the adapted network's logits, the source's, or the logarithm of a mixture of both."""
@@ -169,11 +181,10 @@ class Session:
         weight = comparison.weight
         if not comparison.in_doubt:
             return logits
-        if logits.dim() > 2 and weight >= MAX_LED_WEIGHT:  # maps are large, and not mixed
+        if logits.dim() > 2 and weight >= 0.5:  # maps are large, and not mixed
             return logits
         if source is None:
-            source = monitor.source(images)
-            monitor.spent += len(images)
+            source = monitor.predict_all(images)
         theirs = upsample(source).to(logits)
         if weight < MIN_WEIGHT or logits.dim() > 2:
             return self._as_output(theirs)
@@ -191,12 +202,13 @@ class Session:
             return self.evaluate(images), False
 
     def _may_update(self, monitor: Monitor) -> bool:
-        """Whether to adapt on this batch: less often in lasting doubt, and while the source predicts alone."""
-        counters, comparison = self.counters, monitor.comparison
-        if counters.paused or comparison.few_classes or "skip" in self._alarms.values():
+        """Whether to adapt on this batch: less often while the source leads, after alarms, and to keep the budget."""
+        counters = self.counters
+        if counters.paused or monitor.comparison.few_classes or "skip" in self._alarms.values():
             return False
-        slow = SLOWEST if counters.led else 2 if counters.doubtful > SHORT_DOUBT else 1
-        return counters.batches % slow == 0 and counters.take_turn()
+        if (monitor.overdrawn and monitor.step_passes > 1) or (counters.led and counters.batches % SLOWEST):
+            return False
+        return counters.take_turn()
 
     def add_labels(self, compared: Tensor, labels: Tensor, *, batch: int) -> tuple[Event, ...]:
         """Take labels (m,) of images of a batch and the classes (m, 2) that both networks predicted; may be an alarm.
@@ -212,8 +224,8 @@ class Session:
         return tuple(self._events)
 
     def _count_passes(self) -> int:
-        """Forward passes of the method so far; a backward pass counts as two."""
-        return self.method.counters.forwards + 2 * self.method.counters.backwards
+        """Forward and backward passes of the method so far."""
+        return self.method.counters.forwards + self.method.counters.backwards
 
     # Predictions
 
@@ -256,7 +268,7 @@ class Session:
         comparison, counters = monitor.comparison, self.counters
         evidence = {"evidence": comparison.evidence, "weight": comparison.weight, "e_value": comparison.test.e_value}
         if changed:
-            self._event("change", "none", "the source's predictions are unlike those before", evidence)
+            self._report_change(monitor)
         if comparison.few_classes and not few:
             self._act("few_classes", "source", "the images are of few classes, which their statistics hide", evidence)
             comparison.few_classes = True
@@ -275,6 +287,10 @@ class Session:
             action = "source"  # the last good snapshot was not good enough
         return self._alarm(action, "the test is sure that adaptation harms", evidence)
 
+    def _report_change(self, monitor: Monitor) -> None:
+        evidence = {"compared": monitor.comparison.compared}
+        self._event("change", "none", "the source's predictions are unlike those before", evidence)
+
     def _alarm(self, action: Action, reason: str, evidence: dict[str, Any]) -> bool:
         restored = self._act("alarm", action, reason, evidence)
         self.counters.halve_update_rate()
@@ -292,7 +308,6 @@ class Session:
     def _follow_lead(self, monitor: Monitor, images: int) -> None:
         """Count for how long the source has had more weight; begin anew from it after it predicted alone for long."""
         counters, comparison = self.counters, monitor.comparison
-        counters.doubtful = counters.doubtful + 1 if comparison.in_doubt and comparison.compared else 0
         if not comparison.in_doubt or comparison.weight >= 0.5:
             if counters.led:
                 self._event("source_leads_over", "none", "adaptation is no worse again", {"weight": comparison.weight})
@@ -431,7 +446,7 @@ class Session:
 
     def _forget(self) -> None:
         counters = self.counters
-        counters.updates = counters.candidate_snapshot = counters.doubtful = 0
+        counters.updates = counters.candidate_snapshot = 0
         counters.leading_since = counters.led = 0
         counters.restored_at = counters.batches
         if self.monitor is not None:

@@ -32,10 +32,11 @@ class Reading:
 
     Of the last batch's predictions: mean `entropy` (nats), `confidence`, and `effective_classes`, exp of the entropy of
     the mean prediction. Of the last `compared` images, which the source predicted too: `agreement`, the share of equal
-    predictions, and `evidence` for harm (nats; negative: adaptation helps). `weight`: of the adapted network in what is
-    served. `certainty` that adaptation harms, 1 - p of the test; `e_value`: its present value. `leading_since`: the
-    batch since which the source has had more weight. `cost`: share of the method's forward passes spent on comparing.
-    `weight_distance`: norm of what was learned over that of the source. `skipped`: updates that were not finite.
+    predictions, and `evidence` for harm (log of a ratio; negative: adaptation helps). `weight`: of the adapted network
+    in what is served. `certainty` that adaptation harms, 1 - p of the test; `e_value`: its present value.
+    `leading_since`: the batch since which the source has had more weight. `cost`: passes that the guard adds, over
+    those of the method alone. `weight_distance`: norm of what was learned over that of the source. `skipped`:
+    updates that were not finite.
     """
 
     images: int

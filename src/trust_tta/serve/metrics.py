@@ -23,7 +23,7 @@ OF_STREAMS = {
     "certainty": ("stream_harm_certainty_ratio", "1 - p of the test that adaptation does no harm"),
     "e_value": ("stream_harm_e_value", "present e-value of that test; 1 / alpha is an alarm"),
     "leading_since": ("stream_source_leading_since_batch", "batch since which the source has more weight"),
-    "cost": ("stream_guard_cost_ratio", "forward passes of the source over those of the method"),
+    "cost": ("stream_guard_cost_ratio", "passes that the guard adds, over those of the method alone"),
     "weight_distance": ("stream_weight_distance_ratio", "norm of what was learned over that of the source"),
     "agreement": ("stream_source_agreement_ratio", "agreement with the source network"),
 }

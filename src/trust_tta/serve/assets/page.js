@@ -141,7 +141,7 @@ function guard(stream) {
   const share = weight > 0.995 ? "The adapted network predicts" : weight < 0.005 ? "The source predicts" : `Predictions are ${percent(weight)} the adapted network's, the rest the source's`;
   const since = batch ? `; the source has led since ${lead ? clock(lead.time) : `batch ${batch}`}` : "";
   const did = act ? `Last action: ${DONE[act.action]} at ${clock(act.time)}.` : "It has not intervened.";
-  return `Guard: ${percent(certainty)} sure that adaptation harms. ${share}${since}. Comparing takes ${percent(cost)} of the method's passes. ${did}`;
+  return `Guard: ${percent(certainty)} sure that adaptation harms. ${share}${since}. Comparing adds ${percent(Math.max(0, cost))} to the method's passes. ${did}`;
 }
 
 function makeChart(chart, name) {
