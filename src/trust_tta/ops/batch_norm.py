@@ -87,9 +87,10 @@ def image_moments(x: Tensor) -> tuple[Tensor, Tensor]:
         torch.promote_types(x.dtype, torch.float32),
         x.detach().flatten(2) if x.dim() > 2 else x.detach()[..., None],
     )
-    if not x.is_cuda:
-        variance, mean = torch.var_mean(x.to(wide), 2, correction=0)
-        return mean, variance
+    if not x.is_cuda:  # `torch.var_mean` takes twenty times as long there
+        x = x.to(wide)
+        mean = x.mean(2)
+        return mean, (x - mean[..., None]).square_().mean(2)
     mean = x.mean(2, dtype=wide)  # two sums over the map, without a copy of it
     square = torch.linalg.vector_norm(x, dim=2, dtype=wide).square() / x.shape[2]
     return mean, (square - mean.square()).clamp_min(0)
