@@ -110,9 +110,9 @@ def _workers(plans: Mapping[int, ExperimentPlan], processes: int) -> Iterator[di
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the workers, which this process ends
         try:
-            for _ in range(processes):
+            for number in range(processes):
                 here, there = context.Pipe()
-                worker = context.Process(target=work, args=(there, processes), daemon=True)
+                worker = context.Process(target=work, args=(there, processes, number), daemon=True)
                 worker.start()
                 there.close()
                 started.append(worker)
@@ -134,15 +134,18 @@ def _workers(plans: Mapping[int, ExperimentPlan], processes: int) -> Iterator[di
                 process.join()
 
 
-def work(connection: Connection, processes: int) -> None:
-    """A worker process: runs the free cells of all experiments, then waits for those of other workers."""
+def work(connection: Connection, processes: int, number: int) -> None:
+    """A worker process: runs the free cells of all experiments, then waits for those of other workers.
+
+    Every second worker begins with the last experiment, so that expensive cells there do not leave others idle.
+    """
     progress = _PipeProgress(connection)
     signal.signal(signal.SIGTERM, progress.exit_on_signal)
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
     plans: dict[int, ExperimentPlan] = connection.recv()
     several = len(plans) > 1
     for wait_for_others in (False, True):
-        for number, plan in list(plans.items()):
+        for experiment_number, plan in list(plans.items())[:: -1 if number % 2 else 1]:
             try:
                 with ResultStore(plan.config.store) as store:
                     if left := unfinished(plan.sequences, store):
@@ -151,8 +154,8 @@ def work(connection: Connection, processes: int) -> None:
                         runner = CellRunner(experiment, CellWriter(plan, store, progress, several=several))
                         runner.run_all(left, wait=wait_for_others, announce=False)
             except REFUSALS as error:
-                del plans[number]
-                progress.send((number, error))
+                del plans[experiment_number]
+                progress.send((experiment_number, error))
 
 
 class _PipeProgress(Silent):

@@ -10,7 +10,7 @@ from trust_tta.cli.output import say, try_folder
 from trust_tta.errors import ConfigError, TrustError
 
 EXAMPLES = """\
-  trust-tta demo                       a few minutes on two cores; results in the folder demo
+  trust-tta demo                       about a minute on two cores; results in the folder demo
   trust-tta demo --images 64 --seeds 1 --out /tmp/demo   a quick look
   trust-tta demo --task segmentation   segmentation masks: streets under noise and snow
   trust-tta demo                       again: finished cells are not run twice"""
