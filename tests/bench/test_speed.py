@@ -202,13 +202,22 @@ def test_startup_rows_are_timed_in_new_processes(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_first_batches_of_all_methods_run_side_by_side() -> None:
-    rows = fill_gpu_caches("vmamba_nano", device="cpu", batch=4, size=32)
-    assert [(row.work, row.dtype) for row in rows[:3]] == [
-        ("first model(x)", "float32"),
-        ("first model(x)", "bf16"),
-        ("first tent batch", "float32"),
-    ]
-    assert [row.failed for row in rows] == [""] * 8
+    rows = fill_gpu_caches("vmamba_nano", device="cpu", batches=(4,), size=32)
+    assert [row.failed for row in rows] == [""] * 10
+
+
+def test_first_batches_are_of_several_sizes_and_of_all_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command[3:])
+        return subprocess.CompletedProcess(command, 0, "1.5", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    rows = fill_gpu_caches("vmamba_nano", batches=(16, 1), size=32)
+    assert len(rows) == 10 + 8
+    assert ["vmamba_nano", "", "trust split", "cuda", "16", "32", "bf16"] in commands
+    assert not any(command[2] == "trust split" and command[4] == "1" for command in commands)
 
 
 def prepared(work: Work) -> Prepare:

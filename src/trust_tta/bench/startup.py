@@ -23,14 +23,20 @@ CACHE_VARIABLES = (
 )
 TIMEOUT_SECONDS = 600
 
+# What `fill_gpu_caches` runs: the kernels depend on the size of a batch through their tiles, and on TRUST's mode.
+GPU_WORK = ("model", "tent", "trust", "trust split", "tide")
+GPU_BATCHES = (16, 1, 128)
+
 # Prints the seconds from the end of the imports to the first logits on the host.
 FIRST_BATCH = """
 import sys, time
 import torch, trust_tta as tt
-model, checkpoint, method, device, batch, size, dtype = sys.argv[1:]
+model, checkpoint, work, device, batch, size, dtype = sys.argv[1:]
+method, _, mode = work.partition(" ")
+options = {"mode": mode} if mode else {}
 begin = time.perf_counter()
 network = tt.create_model(model or None, checkpoint=checkpoint or None).to(device).eval()
-network = network if method == "model" else tt.create_method(method, network)
+network = network if method == "model" else tt.create_method(method, network, **options)
 images = torch.randn(int(batch), 3, int(size), int(size), device=device)
 mixed = torch.autocast(device.split(":")[0], torch.bfloat16, enabled=dtype == "bf16")
 with mixed, torch.no_grad() if method == "model" else torch.enable_grad():
@@ -59,17 +65,23 @@ def startup_timings(
 
 
 def fill_gpu_caches(
-    model: str = "vmamba_tiny_s1l8_bn", *, device: str = "cuda", batch: int = 16, size: int = 224
+    model: str = "vmamba_tiny_s1l8_bn",
+    *,
+    device: str = "cuda",
+    batches: Sequence[int] = GPU_BATCHES,
+    size: int = 224,
 ) -> list[Timing]:
     """Compile the Triton kernels of a network and of the methods into the user's cache, in processes side by side.
 
-    One row for each method and dtype; Triton compiles one kernel after the other in a process.
+    One row for each batch size, piece of work and dtype; Triton compiles one kernel after the other in a process.
     """
-    place = Timing(part="start", work="", backend="triton", dtype="", batch=batch, size=size)
+    place = Timing(part="start", work="", backend="triton", dtype="", batch=0, size=size)
     places = [
-        replace(place, work=method, dtype=dtype)
-        for method in ("model", "tent", "trust", "tide")
+        replace(place, work=work, dtype=dtype, batch=batch)
+        for batch in batches
+        for work in GPU_WORK
         for dtype in ("float32", "bf16")
+        if batch > 1 or work != "trust split"
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         commands = [_first_batch(model, "", each.work, each, device) for each in places]
