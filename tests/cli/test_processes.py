@@ -19,7 +19,7 @@ from trust_tta.cli.main import main
 from trust_tta.results import ResultStore
 
 PATIENCE = 60.0  # seconds within which processes must have ended
-MANY = 99  # seeds, which no machine has run before it is told to stop
+MANY = 30  # seeds, which no machine has run before it is told to stop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds the workers under /proc")
 
