@@ -181,28 +181,22 @@ _HEADS = ("classifier.head", "head", "dist_head")
 _NOT_DECAYED = ("A_logs", "A_log", "A_b_log", "Ds", ".D", "pos_embed", "cls_token")
 
 
-class TimmVMamba(TimmNetwork, VMamba):
-    pass
+class TimmVMamba(TimmNetwork, VMamba): ...
 
 
-class TimmLocalVMamba(TimmVMamba, LocalVMamba):
-    pass
+class TimmLocalVMamba(TimmVMamba, LocalVMamba): ...
 
 
-class TimmMSVMamba(TimmVMamba, MSVMamba):
-    pass
+class TimmMSVMamba(TimmVMamba, MSVMamba): ...
 
 
-class TimmEfficientVMamba(TimmVMamba, EfficientVMamba):
-    pass
+class TimmEfficientVMamba(TimmVMamba, EfficientVMamba): ...
 
 
-class TimmSpatialMamba(TimmNetwork, SpatialMamba):
-    pass
+class TimmSpatialMamba(TimmNetwork, SpatialMamba): ...
 
 
-class TimmVSSD(TimmSpatialMamba, VSSD):
-    pass
+class TimmVSSD(TimmSpatialMamba, VSSD): ...
 
 
 class TimmGroupMamba(TimmNetwork, GroupMamba):
@@ -235,8 +229,7 @@ class TimmVim(TimmNetwork, Vim):
         return normalize(x.permute(0, 2, 3, 1), self.norm_f).permute(0, 3, 1, 2)
 
 
-class TimmLocalVim(TimmVim, LocalVim):
-    pass
+class TimmLocalVim(TimmVim, LocalVim): ...
 
 
 _FAMILIES: dict[str, type[TimmNetwork]] = {

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import trust_tta as tt
-from tests.models.test_backbones import BACKBONES, ORDERED
+from tests.models.networks import BACKBONES
+from tests.models.test_backbones import ORDERED
 from trust_tta.cli.main import main
 from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.models.checkpoint import Checkpoint, describe

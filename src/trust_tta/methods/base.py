@@ -350,7 +350,7 @@ class Learner(Method):
             cls.chunked_loss = cls.__dict__.get("chunked_loss", False)
 
     def adapted_names(self, model: nn.Module) -> list[str]:
-        return select(model, self.options.parameters)
+        return select(model, self.options.parameters, skip_last=getattr(self.options, "skip_last", False))
 
     def adapt(self, images: Tensor) -> Logits:
         for _ in range(self.options.steps):

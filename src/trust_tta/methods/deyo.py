@@ -10,12 +10,11 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.eta import Margin
 from trust_tta.methods.losses import entropy
-from trust_tta.methods.parameters import select
 from trust_tta.methods.validation import check_image_logits
 from trust_tta.schema import Count, Natural, Rate
 
@@ -44,9 +43,6 @@ class Deyo(Learner):
 
     Options = DeyoOptions
     options: DeyoOptions
-
-    def adapted_names(self, model: nn.Module) -> list[str]:
-        return select(model, self.options.parameters, skip_last=self.options.skip_last)
 
     def update(self, images: Tensor, logits: Tensor) -> None:
         check_image_logits(logits, self.name)

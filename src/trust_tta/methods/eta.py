@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trust_tta.errors import ConfigError
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import ENTROPIES, EntropyKind, mean_prediction
-from trust_tta.methods.source_data import FisherOption, FisherWeights
+from trust_tta.methods.source_data import FisherOption, FisherWeights, required
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.validation import check_classes
 from trust_tta.ops.segmentation_logits import Logits, apply_in_chunks
@@ -128,13 +128,9 @@ class Eata(Eta):
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         names = super().adapted_names(model)
-        if self.options.fisher is None:
-            raise ConfigError(
-                "eata needs the Fisher weights of clean images; give fisher="
-                "trust_tta.methods.gather_fisher(model, clean_batches), or use 'eta', which is EATA without them"
-            )
-        shapes = {name: model.get_parameter(name).shape for name in names}
-        if {name: value.shape for name, value in self.options.fisher.values.items()} != shapes:
+        hint = ", or use 'eta', which is EATA without them"
+        fisher = required(self.options.fisher, self.name, "fisher", hint=hint).values
+        if {name: value.shape for name, value in fisher.items()} != {n: model.get_parameter(n).shape for n in names}:
             raise ConfigError(
                 "the Fisher weights are those of other parameters; gather them on this network with "
                 f"parameters={self.options.parameters!r}"

@@ -59,7 +59,14 @@ class FlatParameters:
                 # A storage of its own over the same memory: saving a view would save the whole vector.
                 tensor.data = from_dlpack(view.view(-1)).view(view.shape)
         self._built_at = [t.data_ptr() for t in self.tensors]
-        self.optimizer_state = _initial_state(self.vector, self.config) if self.tensors else {}
+        self.optimizer_state = self._initial_state() if self.tensors else {}
+
+    def _initial_state(self) -> dict[str, Tensor]:
+        """The tensors that `torch.optim` keeps for the optimizer, by the same names, zero."""
+        if self.config.optimizer == "adam":
+            step = torch.zeros((), dtype=torch.float32, device=self.vector.device)
+            return {"step": step, "exp_avg": torch.zeros_like(self.vector), "exp_avg_sq": torch.zeros_like(self.vector)}
+        return {"momentum_buffer": torch.zeros_like(self.vector)} if self.config.momentum else {}
 
     @property
     def source_vector(self) -> Tensor:
@@ -112,16 +119,32 @@ class FlatParameters:
         largest: Tensor = torch.linalg.vector_norm(self.gradient, float("inf"))
         return (largest + loss.detach()).isfinite()
 
+    @torch.no_grad()
     def step(self, finite: Tensor, *, start: Tensor | None = None) -> None:
-        """One optimizer step along `gradient`, from the snapshot `start` or from the current parameters.
+        """One step of `torch.optim.Adam` or `SGD` along `gradient`, from the snapshot `start` or where the weights are.
 
-        The device skips the step where `finite` is false; no host synchronization.
+        The device skips the step where `finite` () is false; no host synchronization. PyTorch's kernels are called
+        without its classes, which import the compiler: seconds of every process.
         """
         if start is None:
             self._sync(to_vector=True)
         else:
             self.vector.copy_(start)
-        _fused_step(self.vector, self.gradient, self.optimizer_state, self.config, skip=(~finite).float())
+        state, config, skip = self.optimizer_state, self.config, (~finite).float()
+        if config.optimizer == "adam":
+            state["step"] += 1
+            torch._fused_adam_(
+                [self.vector], [self.gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]],
+                lr=config.lr, beta1=config.momentum, beta2=0.999, weight_decay=0.0, eps=1e-8,
+                amsgrad=False, maximize=False, found_inf=skip,
+            )  # fmt: skip
+            state["step"] -= skip
+        else:
+            torch._fused_sgd_(
+                [self.vector], [self.gradient], list(state.values()),
+                lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, weight_decay=0.0, dampening=0.0,
+                maximize=False, is_first_step=False, found_inf=skip,
+            )  # fmt: skip
         self._sync(to_vector=False)
 
     def rebuild_if_moved(self) -> None:
@@ -197,35 +220,3 @@ def _copy(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     if both := list(zip(*pairs, strict=True)):
         with torch.no_grad():
             torch._foreach_copy_(list(both[0]), list(both[1]))
-
-
-def _initial_state(vector: Tensor, config: OptimizerConfig) -> dict[str, Tensor]:
-    """The tensors that `torch.optim` keeps for the optimizer, by the same names, zero."""
-    if config.optimizer == "adam":
-        step = torch.zeros((), dtype=torch.float32, device=vector.device)
-        return {"step": step, "exp_avg": torch.zeros_like(vector), "exp_avg_sq": torch.zeros_like(vector)}
-    return {"momentum_buffer": torch.zeros_like(vector)} if config.momentum else {}
-
-
-@torch.no_grad()
-def _fused_step(
-    vector: Tensor, gradient: Tensor, state: dict[str, Tensor], config: OptimizerConfig, *, skip: Tensor
-) -> None:
-    """One step of `torch.optim.Adam` or `SGD` with `fused=True`; none where `skip` () is 1, float32 on the device.
-
-    The kernels are called without the classes, which import the compiler: seconds of every process.
-    """
-    if config.optimizer == "adam":
-        state["step"] += 1
-        torch._fused_adam_(
-            [vector], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]],
-            lr=config.lr, beta1=config.momentum, beta2=0.999, weight_decay=0.0, eps=1e-8,
-            amsgrad=False, maximize=False, found_inf=skip,
-        )  # fmt: skip
-        state["step"] -= skip
-        return
-    torch._fused_sgd_(
-        [vector], [gradient], list(state.values()),
-        lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, weight_decay=0.0, dampening=0.0,
-        maximize=False, is_first_step=False, found_inf=skip,
-    )  # fmt: skip

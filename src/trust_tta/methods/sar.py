@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.eta import Margin
 from trust_tta.methods.losses import ENTROPIES, EntropyKind
-from trust_tta.methods.parameters import select
 from trust_tta.methods.state import Number, Spec
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.schema import Rate
@@ -48,9 +47,6 @@ class Sar(Learner):
 
     def state_spec(self) -> dict[str, Spec]:
         return {"mean_loss": Number(float, least=0)}
-
-    def adapted_names(self, model: nn.Module) -> list[str]:
-        return select(model, self.options.parameters, skip_last=self.options.skip_last)
 
     def update(self, images: Tensor, logits: Logits) -> None:
         entropies = ENTROPIES[self.options.entropy](logits)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import torch
 from pydantic import PlainValidator
@@ -17,6 +17,8 @@ from trust_tta.methods.parameters import ParameterSet, select, share_tensors
 from trust_tta.methods.prompts import take_prompts
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.schema import show
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,14 @@ def gather_from_clean(name: str, model: nn.Module, batches: Iterable[Tensor], op
     return gather_source_statistics(model, batches, statistics=options["statistics"])
 
 
-def required(value: object, method: str, option: str) -> None:
-    """Refuse a method without its statistics of clean images."""
+def required(value: T | None, method: str, option: str, *, hint: str = "") -> T:
+    """The statistics of clean images that are the value of an option; refused where there are none."""
     if value is None:
         raise ConfigError(
             f"{method} needs {option.replace('_', ' ')} of clean images; give {option}="
-            f"trust_tta.methods.gather_{option}(model, clean_batches)"
+            f"trust_tta.methods.gather_{option}(model, clean_batches){hint}"
         )
+    return value
 
 
 def _normalized(network: nn.Module, batches: Iterable[Tensor], kind: StatisticsKind) -> Iterator[Tensor]:
@@ -116,19 +119,16 @@ def _normalized(network: nn.Module, batches: Iterable[Tensor], kind: StatisticsK
         yield batch
 
 
-def _check_statistics(value: Any) -> Any:
-    return _check(value, SourceStatistics, "gather_source_statistics")
+def _made_by(function: Callable[..., object], kind: type) -> PlainValidator:
+    """Accepts None and what the function returns."""
+
+    def check(value: Any) -> Any:
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"it is {show(value)}; give what {function.__name__}(model, clean_batches) returns")
+        return value
+
+    return PlainValidator(check)
 
 
-def _check_fisher(value: Any) -> Any:
-    return _check(value, FisherWeights, "gather_fisher")
-
-
-def _check(value: Any, kind: type, function: str) -> Any:
-    if value is not None and not isinstance(value, kind):
-        raise ConfigError(f"it is {show(value)}; give what {function}(model, clean_batches) returns")
-    return value
-
-
-StatisticsOption: TypeAlias = Annotated[SourceStatistics | None, PlainValidator(_check_statistics)]
-FisherOption: TypeAlias = Annotated[FisherWeights | None, PlainValidator(_check_fisher)]
+StatisticsOption: TypeAlias = Annotated[SourceStatistics | None, _made_by(gather_source_statistics, SourceStatistics)]
+FisherOption: TypeAlias = Annotated[FisherWeights | None, _made_by(gather_fisher, FisherWeights)]

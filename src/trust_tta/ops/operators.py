@@ -58,28 +58,35 @@ def get_backend(triton: bool) -> Backend:
     return cpu
 
 
-def _define(name: str, run: Callable[..., object], schema: str) -> Any:
-    """The operator `trust_tta::name`; `torch.library.custom_op` would import the compiler at the first call."""
+def _define(
+    name: str,
+    run: Callable[..., object],
+    schema: str,
+    fake: Callable[..., object],
+    *,
+    save: Callable[..., None] | None = None,
+    differentiate: Callable[..., object] | None = None,
+) -> Any:
+    """The operator `trust_tta::name` with one differentiable output, the first; or none, as that of a backward.
+
+    `torch.library.custom_op` would import the compiler at the first call.
+    """
     torch.library.define(f"trust_tta::{name}", schema, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.impl(f"trust_tta::{name}", "default", run)
-    return getattr(torch.ops.trust_tta, name).default
-
-
-def _define_backward(name: str, run: Callable[..., object], schema: str) -> Any:
-    """A `_define` that says at the second derivative that there is none."""
-    operator = _define(name, run, schema)
+    operator = getattr(torch.ops.trust_tta, name).default
+    torch.library.register_fake(operator, fake)
 
     def refuse(ctx: Any, *gradients: Tensor) -> None:
         raise BackendError(f"trust_tta::{name} has no derivative; use backend='reference' for second derivatives")
 
-    torch.library.register_autograd(operator, refuse)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        if save is not None:
+            save(ctx, inputs, output)
+            ctx.mark_non_differentiable(*output[1:])
+            ctx.set_materialize_grads(False)  # PyTorch would fill a zero gradient for each saved output
+
+    torch.library.register_autograd(operator, differentiate or refuse, setup_context=setup_context)
     return operator
-
-
-def _keep_unused_gradients_none(ctx: Any, saved: tuple[Tensor, ...]) -> None:
-    """Without this PyTorch would fill a zero gradient for each saved output."""
-    ctx.mark_non_differentiable(*saved)
-    ctx.set_materialize_grads(False)
 
 
 # The grouped scan.
@@ -97,21 +104,10 @@ def run_scan_backward(dy: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     return tuple(get_backend(triton).scan_backward(dy, ScanInputs(*inputs), states))
 
 
-scan = _define("scan", run_scan, f"({_INPUTS}, bool triton) -> (Tensor, Tensor)")
-scan_backward = _define_backward(
-    "scan_backward",
-    run_scan_backward,
-    f"(Tensor dy, {_INPUTS}, Tensor states, bool triton) -> ({', '.join(['Tensor'] * 7)})",
-)
-
-
 def _fake_scan(*arguments: Any) -> tuple[Tensor, Tensor]:
     u, delta, A, *_, triton = arguments
     states = get_backend(triton).states_shape(delta.shape, A.shape[-1])
     return u.new_empty(u.shape), u.new_empty(states, dtype=torch.float32)
-
-
-torch.library.register_fake(scan, _fake_scan)
 
 
 def _fake_scan_backward(dy: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
@@ -119,22 +115,15 @@ def _fake_scan_backward(dy: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     return tuple(A.new_empty(0) if t is None else t.new_empty(t.shape) for t in arguments[:7])
 
 
-torch.library.register_fake(scan_backward, _fake_scan_backward)
-
-
 def _save_scan(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.delta_softplus, ctx.triton = inputs
     ctx.save_for_backward(*tensors, output[1])
-    _keep_unused_gradients_none(ctx, output[1:])
 
 
 def _differentiate_scan(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, states = ctx.saved_tensors
     gradients = scan_backward(dy, *tensors, ctx.delta_softplus, states, ctx.triton)
     return (*(None if t is None else g for g, t in zip(gradients, tensors, strict=True)), None, None)
-
-
-torch.library.register_autograd(scan, _differentiate_scan, setup_context=_save_scan)
 
 
 # SS2D's scan of a map.
@@ -156,19 +145,6 @@ def run_scan_map_backward(dy: Tensor, x: Tensor, directions: Tensor, *arguments:
     return dx, *gradients
 
 
-scan_map = _define(
-    "scan_map",
-    run_scan_map,
-    f"(Tensor x, Tensor directions, {_FIVE}, bool triton) -> ({', '.join(['Tensor'] * 9)})",
-)
-scan_map_backward = _define_backward(
-    "scan_map_backward",
-    run_scan_map_backward,
-    f"(Tensor dy, Tensor x, Tensor directions, {_SAVED}, {_GATHERED}, "
-    f"bool train_projections, bool train_scan, bool triton) -> ({', '.join(['Tensor'] * 6)})",
-)
-
-
 def _fake_scan_map(x: Tensor, directions: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     *parameters, triton = arguments
     (b, c, h, w), rows = x.shape, parameters[0].shape[1]
@@ -182,9 +158,6 @@ def _fake_scan_map(x: Tensor, directions: Tensor, *arguments: Any) -> tuple[Tens
     return y, *Saved(projected, x.new_empty(states, dtype=torch.float32), u, gathered).flatten()
 
 
-torch.library.register_fake(scan_map, _fake_scan_map)
-
-
 def _fake_scan_map_backward(dy: Tensor, x: Tensor, directions: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     *saved, train_projections, train_scan, _ = arguments
     gathered = Gathered(*saved[3:])
@@ -194,22 +167,15 @@ def _fake_scan_map_backward(dy: Tensor, x: Tensor, directions: Tensor, *argument
     return dx, *(gathered.A.new_empty(shape if w else 0) for shape, w in shapes)
 
 
-torch.library.register_fake(scan_map_backward, _fake_scan_map_backward)
-
-
 def _save_scan_map(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.triton = inputs[-1]
     ctx.save_for_backward(*inputs[:2], *output[1:])
-    _keep_unused_gradients_none(ctx, output[1:])
 
 
 def _differentiate_scan_map(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     wanted = ctx.needs_input_grad[2:7]
     dx, *gradients = scan_map_backward(dy, *ctx.saved_tensors, any(wanted[:2]), any(wanted[2:]), ctx.triton)
     return (dx, None, *(g if w else None for g, w in zip(gradients, wanted, strict=True)), None)
-
-
-torch.library.register_autograd(scan_map, _differentiate_scan_map, setup_context=_save_scan_map)
 
 
 # The merge of SS2D's sequences and the norm that follows it, on a GPU; on a CPU they are merged already.
@@ -248,22 +214,11 @@ def run_merge_norm_backward(
     return triton.cross_scan(dx.permute(0, 3, 1, 2), silu=False), dweight.to(weight.dtype), dbias.to(bias.dtype)
 
 
-merge_norm = _define("merge_norm", run_merge_norm, torch.library.infer_schema(run_merge_norm, mutates_args=()))
-merge_norm_backward = _define_backward(
-    "merge_norm_backward",
-    run_merge_norm_backward,
-    torch.library.infer_schema(run_merge_norm_backward, mutates_args=()),
-)
-
-
 def _fake_merge_norm(y: Tensor, height: int, width: int, *arguments: Any) -> tuple[Tensor, ...]:
     b, _, c, _ = y.shape
     norm, x = (y.new_empty((b, height, width, c)) for _ in range(2))
     mean, scale = (y.new_empty((b, height, width, 1), dtype=torch.float32) for _ in range(2))
     return norm, x, mean, scale
-
-
-torch.library.register_fake(merge_norm, _fake_merge_norm)
 
 
 def _fake_merge_norm_backward(dnorm: Tensor, x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
@@ -272,13 +227,9 @@ def _fake_merge_norm_backward(dnorm: Tensor, x: Tensor, *arguments: Any) -> tupl
     return x.new_empty((b, 2, c, h * w)), *(t.new_empty(t.shape if train else 0) for t in (weight, bias))
 
 
-torch.library.register_fake(merge_norm_backward, _fake_merge_norm_backward)
-
-
 def _save_merge_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, _, _, weight, bias, _ = inputs
     ctx.save_for_backward(*output[1:], weight, bias)
-    _keep_unused_gradients_none(ctx, output[1:])
 
 
 def _differentiate_merge_norm(ctx: Any, dnorm: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -287,4 +238,38 @@ def _differentiate_merge_norm(ctx: Any, dnorm: Tensor, *_: Tensor) -> tuple[Tens
     return (dy, None, None, dweight if train else None, dbias if train else None, None)
 
 
-torch.library.register_autograd(merge_norm, _differentiate_merge_norm, setup_context=_save_merge_norm)
+def _tensors(count: int) -> str:
+    return f"({', '.join(['Tensor'] * count)})"
+
+
+scan = _define(
+    "scan", run_scan, f"({_INPUTS}, bool triton) -> {_tensors(2)}", _fake_scan,
+    save=_save_scan, differentiate=_differentiate_scan,
+)  # fmt: skip
+scan_backward = _define(
+    "scan_backward",
+    run_scan_backward,
+    f"(Tensor dy, {_INPUTS}, Tensor states, bool triton) -> {_tensors(7)}",
+    _fake_scan_backward,
+)
+scan_map = _define(
+    "scan_map", run_scan_map, f"(Tensor x, Tensor directions, {_FIVE}, bool triton) -> {_tensors(9)}", _fake_scan_map,
+    save=_save_scan_map, differentiate=_differentiate_scan_map,
+)  # fmt: skip
+scan_map_backward = _define(
+    "scan_map_backward",
+    run_scan_map_backward,
+    f"(Tensor dy, Tensor x, Tensor directions, {_SAVED}, {_GATHERED}, "
+    f"bool train_projections, bool train_scan, bool triton) -> {_tensors(6)}",
+    _fake_scan_map_backward,
+)
+merge_norm = _define(
+    "merge_norm", run_merge_norm, torch.library.infer_schema(run_merge_norm, mutates_args=()), _fake_merge_norm,
+    save=_save_merge_norm, differentiate=_differentiate_merge_norm,
+)  # fmt: skip
+merge_norm_backward = _define(
+    "merge_norm_backward",
+    run_merge_norm_backward,
+    torch.library.infer_schema(run_merge_norm_backward, mutates_args=()),
+    _fake_merge_norm_backward,
+)
