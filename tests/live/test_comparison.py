@@ -81,6 +81,17 @@ def test_in_runs_of_labels_the_source_keeps_most_of_the_weight() -> None:
     assert comparison.in_runs
 
 
+@pytest.mark.parametrize("runs", [False, True])
+def test_runs_are_found_among_a_thousand_classes(runs: bool) -> None:
+    comparison = Comparison()
+    for i in range(24):
+        source = np.full(64, 7 * i) if runs else RNG.integers(1000, size=64)
+        adapted = np.where(RNG.random(64) < 0.3, RNG.integers(1000, size=64), source)
+        comparison.add(adapted, source, np.full(64, -0.3), classes=1000)
+        assert comparison.in_doubt
+    assert comparison.in_runs is runs
+
+
 @pytest.mark.parametrize(("source", "batches"), [(even, 1), (few, 2)])
 def test_few_classes_of_the_source_count_from_the_second_batch_on(source: Any, batches: int) -> None:
     """Of one batch, they may be its labels'."""

@@ -92,7 +92,7 @@ HOSTILE = {
     "credit is not a number": put("watch", "credit", float("nan")),
     "passes are a float": put("watch", "step_passes", 1.0),
     "compared batches are negative": put(*COMPARISON, "batches", -1),
-    "flag is a tensor": put("watch", "surprised", torch.zeros(2)),
+    "amount is a tensor": put("watch", "allowance", torch.zeros(2)),
     "comparison is None": put(*COMPARISON, None),
     "part of the comparison is missing": drop(*COMPARISON, "test"),
     "unknown part of the comparison": put(*COMPARISON, "more", []),
@@ -213,7 +213,9 @@ def test_a_snapshot_with_the_comparison_before_pairs_is_read(tmp_path: Path) -> 
     """It had a window more, and a budget without debts; the test begins anew."""
     state = copy.deepcopy(snapshot())
     state["books"]["doubtful"] = 3
-    del state["watch"]["step_passes"]
+    for name in ("step_passes", "allowance"):
+        del state["watch"][name]
+    state["watch"]["surprised"] = False
     comparison = state["watch"]["comparison"]
     comparison["recent"] = []
     del comparison["batches"]

@@ -30,7 +30,7 @@ from trust_tta.schema import show
 COMPARED_IMAGES = 256  # over which evidence for the weights is computed
 BLOCK = 32  # images of one value of evidence for the test
 EVIDENCE_SCALE = 0.2  # evidence that counts in full for the weights
-MIN_PAIRS = 50  # pairs of one class that are added to those found: fewer are no evidence
+MIN_PAIRS = 150  # pairs of one class that are added to those found: fewer are no evidence
 TEST_TOLERANCE = 0.05  # nats of evidence that the test accepts as harmless
 TEST_SCALE = 0.35  # nats beyond the tolerance that count in full
 DISCOUNT = 0.7  # of earlier evidence, per compared batch
@@ -39,6 +39,7 @@ RATE = 4.0  # of the exponential weights
 PRIOR = 2.0  # log odds of the source without any evidence
 MIN_CHANGE = 3.0  # standard errors of a mean that count as other images, deviations of the G statistic as other classes
 MAX_EQUAL = 0.25  # pairs of the source's predictions that are equal, above which its classes are few
+GROUPS = 16  # of classes, in which changes are found: of a thousand, few images have the same
 RECENT, MIN_CHANGES = 16, 3  # compared batches, and those of other classes than before that make runs of labels
 MIN_WEIGHT, MAX_WEIGHT = 0.05, 0.95  # beyond which one network predicts alone
 HARMLESS = 0.005  # share of different predictions that needs no mixture
@@ -105,7 +106,7 @@ class Comparison:
         """Whether the source's classes differ from the window's, and whether these or its confidence do."""
         if not self._window.images or len(self._window.mean) != len(total):
             return False, False
-        (_, new), (_, old) = _counts(total), _counts(self._window.mean * self._window.images)
+        new, old = (_grouped(_counts(sums)[1]) for sums in (total, self._window.mean * self._window.images))
         old, classes = old + 0.5, len(new)
         both = (old + new) / (old + new).sum()
         g = 2 * sum(float(c @ np.log(np.maximum(c, 1e-9) / (c.sum() * np.maximum(both, 1e-12)))) for c in (new, old))
@@ -246,6 +247,11 @@ def _counts(total: Values) -> tuple[Values, Values]:
     """Predicted classes (classes,) of the adapted network and of the source."""
     classes = (len(total) - 3) // 2
     return total[3 : 3 + classes], total[3 + classes :]
+
+
+def _grouped(counts: Values) -> Values:
+    """Counts (classes,) added up to at most GROUPS."""
+    return np.array([counts[i::GROUPS].sum() for i in range(min(GROUPS, len(counts)))])
 
 
 def _entropy(counts: Any) -> float:

@@ -33,25 +33,26 @@ MAX_FEW_CLASSES = 0.5  # the source's effective number of classes over the adapt
 MIN_MANY_CLASSES = 0.75  # the same, above which they are of many classes again
 NO_NORMS = 2 / 3  # times these where no statistics of norms tell few classes from a corruption
 MIN_DEPTH_RATIO = 3.0  # `SourceReference.depth_ratio` of images of few classes
-STATE_NAMES = ("comparison", "few_classes", "served", "surprised", "step_passes", "credit", "passes", "spent")
+AMOUNTS = ("allowance", "credit", "passes", "spent")
 
 
 class Monitor:
     """Source network, comparison and budget of one method, in forward passes of one image.
 
     `passes`: what the method alone would have taken; `spent`: what method and source took; `credit`: what the budget
-    still allows. A backward pass counts as one forward pass, which is less than it takes.
+    still allows; `allowance`: its share since the last comparison. A backward pass counts as one forward pass, which is
+    less than it takes.
     """
 
     def __init__(self, method: Method, guard: Guard, *, reference: Reference | None) -> None:
         self.guard, self.source, self._probabilities = guard, SourceReference(method), method.probabilities
         self.comparison = Comparison(tolerance=reference.tolerance if reference else TEST_TOLERANCE)
-        self.credit = self.passes = self.spent = 0.0
+        self.allowance = self.credit = self.passes = self.spent = 0.0
         self.step_passes = 1  # of the method's last update, per image
         self._few = Window(FEW_CLASSES_WINDOW)
         # Log confidence of the adapted network, contrast and brightness: sums and sums of squares (3, 2).
         self._served = Window(COMPARED_IMAGES)
-        self._surprised = self._new = False
+        self._surprised = False
         self._distance: float | None = None  # of the weights, as of the last comparison
 
     @property
@@ -89,15 +90,17 @@ class Monitor:
         confidence = np.log(np.maximum(self._rows.max(1), 1e-30))
         lowest, highest, sums = stats.astype(np.float64).mean(2)
         total = images * np.array([[f.mean(), np.square(f).mean()] for f in (confidence, highest - lowest, sums)])
-        surprised, known = self._surprised, self._served
+        known = self._served
         self._surprised = known.images > 0 and differs(total / images, images, known.mean, known.images)
+        if self._surprised:
+            known.clear()
         known.add(images, total)
-        self._new = self._surprised and not surprised  # once: it may stay so for good
-        return self._new or self.comparison.in_doubt or self.credit >= min(images, BLOCK)
+        return self._surprised or self.comparison.in_doubt or self.allowance >= min(images, BLOCK)
 
     def _pay(self, images: int, *, taken: int, alone: int) -> None:
         self.passes += images * alone
         self.spent += images * taken
+        self.allowance += self.guard.budget * images * alone
         self.credit = min(self.credit + images * ((1 + self.guard.budget) * alone - taken), 2.0 * MAX_COMPARED)
 
     def predict_all(self, images: Tensor) -> Logits:
@@ -111,12 +114,13 @@ class Monitor:
 
         And the classes (n, 2) that both predict, -1 for images that were not compared; None for segmentation.
         """
-        share = min(len(images), MAX_COMPARED, max(1, int(self.credit)))
-        stride = 1 if self._new or self.comparison.in_doubt else -(-len(images) // share)
+        share = min(len(images), MAX_COMPARED, max(1, int(self.allowance)))
+        stride = 1 if self._surprised or self.comparison.in_doubt else -(-len(images) // share)
         sample, output = images[::stride], output[::stride]
         logits, moments = self.source.predict(sample)
         self.spent += len(sample)
         self.credit -= len(sample)
+        self.allowance = 0.0
         source, adapted = probability_rows(logits), probability_rows(output, probabilities=self._probabilities)
         pairs: Tensor | None = None
         if len(source) == len(sample):
@@ -176,23 +180,18 @@ class Monitor:
             "comparison": self.comparison.state(),
             "few_classes": self._few.state(),
             "served": self._served.state(),
-            "surprised": self._surprised,
             "step_passes": self.step_passes,
-            "credit": self.credit,
-            "passes": self.passes,
-            "spent": self.spent,
+            **{name: getattr(self, name) for name in AMOUNTS},
         }
 
     def check_state(self, state: Any) -> None:
         """Refuse what `state` cannot have returned; that of an earlier version is accepted, and ignored."""
         if _is_earlier(state):
             return
-        if not isinstance(state, Mapping) or set(state) != set(STATE_NAMES):
-            raise StateError(f"the snapshot's monitor is {show(state)}; a dict of {', '.join(STATE_NAMES)} is wanted")
+        if not isinstance(state, Mapping) or set(state) != set(self.state()):
+            raise StateError(f"the snapshot's monitor is {show(state)}; a dict of {', '.join(self.state())} is wanted")
         _check_budget(state)
         self.comparison.check_state(state["comparison"])
-        if type(state["surprised"]) is not bool:
-            raise StateError(f"the snapshot's surprised is {show(state['surprised'])}; a bool is wanted")
         for name in ("few_classes", "served"):
             Window.check_state(name, state[name])
             for _, total in state[name]:
@@ -204,15 +203,15 @@ class Monitor:
             self.comparison.load(state["comparison"])
             self._few.load(state["few_classes"])
             self._served.load(state["served"])
-            self._surprised = state["surprised"]
             self.step_passes = state["step_passes"]
-            self.credit, self.passes, self.spent = state["credit"], state["passes"], state["spent"]
+            for name in AMOUNTS:
+                setattr(self, name, state[name])
         self._distance = None
 
 
 def _check_budget(state: Mapping[str, Any]) -> None:
-    for name, lowest in (("credit", -1e18), ("passes", 0), ("spent", 0)):
-        if type(state[name]) is not float or not lowest <= state[name] <= 1e18:
+    for name in AMOUNTS:
+        if type(state[name]) is not float or not (-1e18 if name == "credit" else 0) <= state[name] <= 1e18:
             raise StateError(f"the snapshot's {name} is {show(state[name])}; a number is wanted")
     passes = state["step_passes"]
     if type(passes) is not int or not 0 <= passes <= 2**53:
