@@ -40,6 +40,7 @@ types: $(VENV)/dev
 # The options of the methods as editors and mypy see them, from their declarations.
 typed: $(VENV)/dev
 	$(BIN)/python -m tests.methods.typed_stub
+	$(BIN)/python -m tests.models.typed_stub
 
 # The names and shapes of all variants as digests, by which checkpoints are recognized.
 architectures: $(VENV)/dev

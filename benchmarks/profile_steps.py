@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.timing import TimingLimits, Work, device_clock, float32_only, repeat, wall_clock, warm_up
 from trust_tta.methods.registry import create_method
-from trust_tta.models.factory import create_model
+from trust_tta.models.typed import create_model
 
 KINDS = (  # the first pattern found in a kernel's name says what it does
     ("scan", r"scan_(forward|backward)_kernel"),

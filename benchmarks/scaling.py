@@ -31,7 +31,7 @@ from trust_tta.atomic import replacing
 from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, measure
 from trust_tta.methods.registry import create_method
-from trust_tta.models.factory import create_model
+from trust_tta.models.typed import create_model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from trust_tta.atomic import replacing
 from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.timing import TimingLimits, Work, device_clock, repeat, wall_clock, warm_up
 from trust_tta.methods.registry import create_method
-from trust_tta.models.factory import create_model
+from trust_tta.models.typed import create_model
 from trust_tta.ops.cuda_graphs import GraphedNetwork
 
 ORDERS = 6

@@ -18,7 +18,7 @@ __getattr__, __dir__, __all__ = lazy_exports(  # typed in __init__.pyi
         "create_method": "trust_tta.methods.typed",
         "load_checkpoint": "trust_tta.models.checkpoint",
         "VMambaConfig": "trust_tta.models.config",
-        "create_model": "trust_tta.models.factory",
+        "create_model": "trust_tta.models.typed",
         "list_models": "trust_tta.models.factory",
         "load": "trust_tta.models.factory",
         "fast": "trust_tta.models.fast",

@@ -10,10 +10,10 @@ from trust_tta.methods.registry import list_methods as list_methods
 from trust_tta.methods.typed import create_method as create_method
 from trust_tta.models.checkpoint import load_checkpoint as load_checkpoint
 from trust_tta.models.config import VMambaConfig as VMambaConfig
-from trust_tta.models.factory import create_model as create_model
 from trust_tta.models.factory import list_models as list_models
 from trust_tta.models.factory import load as load
 from trust_tta.models.fast import fast as fast
+from trust_tta.models.typed import create_model as create_model
 from trust_tta.models.vmamba import VMamba as VMamba
 from trust_tta.ops.functional import selective_scan as selective_scan
 from trust_tta.orders import ScanOrder as ScanOrder

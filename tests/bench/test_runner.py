@@ -17,7 +17,7 @@ from trust_tta.data.streams import Domain, StreamConfig, stream_datasets
 from trust_tta.errors import ShapeError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
-from trust_tta.models.factory import create_model
+from trust_tta.models.typed import create_model
 from trust_tta.models.vmamba import VMamba
 from trust_tta.preprocessing import find_preset
 from trust_tta.progress import Silent

@@ -22,7 +22,7 @@ from trust_tta.bench.speed import (
 from trust_tta.bench.startup import fill_gpu_caches, startup_timings
 from trust_tta.bench.timing import Case, Prepare, Timing, TimingLimits, Work, measure, refuse, repeat
 from trust_tta.errors import ConfigError
-from trust_tta.models.factory import create_model
+from trust_tta.models.typed import create_model
 from trust_tta.models.vmamba import VMamba
 
 CPU = torch.device("cpu")

@@ -24,7 +24,7 @@ from trust_tta.data.streams import Domain
 from trust_tta.errors import BackendError, CheckpointError, ConfigError, DataError, StateError, TrustError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
-from trust_tta.models.factory import create_model
+from trust_tta.models.typed import create_model
 from trust_tta.models.vmamba import VMamba
 from trust_tta.results import Cell, CellResult, ResultStore, format_gain, format_percent
 

@@ -11,7 +11,7 @@ import torch
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.parsing import merge, parse_config, read_parts
 from trust_tta.bench.sweep import sweep
-from trust_tta.models.factory import create_model
+from trust_tta.models.typed import create_model
 from trust_tta.progress import Silent
 from trust_tta.results import Cell, ResultStore
 

@@ -88,7 +88,7 @@ def test_flags_alone_are_enough(tmp_path: Path, capsys: pytest.CaptureFixture[st
     from safetensors.torch import save_file
 
     from tests.bench.tiny import OVERRIDES
-    from trust_tta.models.factory import create_model
+    from trust_tta.models.typed import create_model
 
     path = tmp_path / "net.safetensors"
     save_file(create_model("vmamba_nano", **OVERRIDES).state_dict(), path)

@@ -15,7 +15,7 @@ from tests.data.trees import thumbnails
 from trust_tta.bench.data import ExperimentData, prepare
 from trust_tta.cli.main import main
 from trust_tta.cli.rank import heat_map
-from trust_tta.models.factory import create_model
+from trust_tta.models.typed import create_model
 from trust_tta.orders import ScanOrder
 from trust_tta.preprocessing import find_preset
 from trust_tta.results.order_records import EntropyByOrder, read_records

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 import trust_tta as tt
 from tests.golden import shared_path
+from tests.models.typed_stub import STUB, render
 from tests.web import Reply, serving
 from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.data.registry import find_spec
@@ -28,6 +29,10 @@ def test_models_are_listed_in_order() -> None:
     names = tt.list_models()
     assert names == sorted(names)
     assert len(names) == len(set(names)) == 78
+
+
+def test_stub_declares_every_model() -> None:
+    assert STUB.read_text() == render(), "run `make typed`"
 
 
 @pytest.mark.parametrize("name", ["vmamba_tiny_s1l9", "vmamba-nano", "VMAMBA_NANO", "resnet50"])

@@ -17,8 +17,8 @@ from trust_tta.data.dataset import array_dataset
 from trust_tta.data.registry import find_spec
 from trust_tta.errors import CheckpointError, ConfigError
 from trust_tta.models.checkpoint import Checkpoint
-from trust_tta.models.factory import create_model
 from trust_tta.models.pretrained import PRETRAINED, locate
+from trust_tta.models.typed import create_model
 from trust_tta.preprocessing import PRESETS, Preprocessing, find_preset
 from trust_tta.training.artifacts import TrainingProvenance
 from trust_tta.training.data import TrainingData

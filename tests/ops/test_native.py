@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from trust_tta.methods.registry import create_method
-from trust_tta.models.factory import create_model
+from trust_tta.models.typed import create_model
 from trust_tta.ops.cpu import native
 from trust_tta.ops.cpu.gelu import gelu_and_slope
 from trust_tta.ops.selfcheck import check_backend

@@ -22,7 +22,7 @@ from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.data.segmentation_metrics import IGNORED
 from trust_tta.errors import ConfigError, ShapeError
-from trust_tta.models.factory import create_model
+from trust_tta.models.typed import create_model
 from trust_tta.results import Cell, ResultStore
 from trust_tta.results.codec import from_json, to_json
 from trust_tta.results.record import CellResult

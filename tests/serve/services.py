@@ -25,7 +25,7 @@ from safetensors.torch import save
 from tests.processes import forking_context
 from trust_tta.cli.main import main
 from trust_tta.live.guard import Guard
-from trust_tta.models.factory import create_model
+from trust_tta.models.typed import create_model
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.serve.app import Api
 from trust_tta.serve.network import ServedNetwork, open_network

@@ -17,7 +17,7 @@ import torch
 from tests.serve.services import MODEL, SIZE, Process, make_network, pixels, process, serving
 from trust_tta.live.guard import Guard
 from trust_tta.live.stream import Stream
-from trust_tta.models.factory import create_model
+from trust_tta.models.typed import create_model
 from trust_tta.serve.protocol import read_request
 from trust_tta.serve.settings import RequestError, Settings
 

@@ -18,8 +18,8 @@ from trust_tta.bench.startup import startup_timings
 from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, float32_only, measure, refuse
 from trust_tta.methods.registry import create_method
 from trust_tta.models.base import ScanNetwork
-from trust_tta.models.factory import create_model
 from trust_tta.models.ss2d import SS2D
+from trust_tta.models.typed import create_model
 from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.functional import grouped_scan
 from trust_tta.ops.selfcheck import BackendCheck, check_backend

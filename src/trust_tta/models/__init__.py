@@ -8,7 +8,7 @@ __getattr__, __dir__, __all__ = lazy_exports(  # typed in __init__.pyi
         "Checkpoint": "trust_tta.models.checkpoint",
         "load_checkpoint": "trust_tta.models.checkpoint",
         "VMambaConfig": "trust_tta.models.config",
-        "create_model": "trust_tta.models.factory",
+        "create_model": "trust_tta.models.typed",
         "list_models": "trust_tta.models.factory",
         "load": "trust_tta.models.factory",
         "Network": "trust_tta.models.networks",

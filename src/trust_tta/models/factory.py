@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any, cast, overload
+from typing import Any, cast
 
 from torch import nn
 
 from trust_tta.errors import ConfigError
-from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.networks import build_network
-from trust_tta.models.upernet import UPerNet
-from trust_tta.models.variants import VARIANTS, OtherName, SegmenterName, VMambaName
+from trust_tta.models.variants import VARIANTS
 from trust_tta.models.vmamba import VMamba
 from trust_tta.plugins import installed
 from trust_tta.preprocessing import Preprocessing, find_preset
@@ -21,50 +19,6 @@ from trust_tta.preprocessing import Preprocessing, find_preset
 def list_models() -> list[str]:
     """The names that `create_model` takes: our variants, and what installed packages add."""
     return sorted({*VARIANTS, *installed("trust_tta.models")})
-
-
-@overload
-def create_model(
-    name: VMambaName,
-    *,
-    num_classes: int | None = None,
-    checkpoint: str | PathLike[str] | None = None,
-    preprocessing: Preprocessing | str | None = None,
-    **overrides: Any,
-) -> VMamba: ...
-
-
-@overload
-def create_model(
-    name: OtherName,
-    *,
-    num_classes: int | None = None,
-    checkpoint: str | PathLike[str] | None = None,
-    preprocessing: Preprocessing | str | None = None,
-    **overrides: Any,
-) -> ScanNetwork: ...
-
-
-@overload
-def create_model(
-    name: SegmenterName,
-    *,
-    num_classes: int | None = None,
-    checkpoint: str | PathLike[str] | None = None,
-    preprocessing: Preprocessing | str | None = None,
-    **overrides: Any,
-) -> UPerNet: ...
-
-
-@overload
-def create_model(
-    name: str | None = None,
-    *,
-    num_classes: int | None = None,
-    checkpoint: str | PathLike[str] | None = None,
-    preprocessing: Preprocessing | str | None = None,
-    **overrides: Any,
-) -> nn.Module: ...
 
 
 def create_model(

@@ -19,8 +19,8 @@ from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.errors import ConfigError
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint
-from trust_tta.models.factory import create_model
 from trust_tta.models.networks import require_ours
+from trust_tta.models.typed import create_model
 from trust_tta.models.upernet import UPerNet
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
