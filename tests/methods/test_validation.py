@@ -107,7 +107,7 @@ def test_images_of_one_pixel_are_taken_or_refused_in_one_line(name: str) -> None
     except TrustError:
         return  # it needs more than a plain network
     before = plain.state_dict()
-    reason = "do not fit in a row" if name == "foa" else r"does not take 9 images of 1x1 pixels .*; give larger images"
+    reason = "do not fit in a row" if name == "foa" else r"does not take 9 images of 1x1 pixels and 3 channels .*; give"
     with pytest.raises(ShapeError, match=reason) as refusal:
         plain(images)
     assert "\n" not in str(refusal.value)

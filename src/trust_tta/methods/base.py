@@ -18,15 +18,16 @@ from trust_tta.errors import ConfigError
 from trust_tta.methods import state as states
 from trust_tta.methods.flat_parameters import FlatParameters, OptimizerConfig
 from trust_tta.methods.forward import NetworkForward, stochastic_depth_on
+from trust_tta.methods.network_buffers import NetworkBuffers
 from trust_tta.methods.parameters import ParameterSet, SharedModel, select, share_tensors
 from trust_tta.methods.state import Counters, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.validation import (
     InputCheck,
     adaptation_context,
+    check_dtypes,
     check_network,
     check_outputs,
-    warn_of_half_precision,
 )
 from trust_tta.ops.segmentation_logits import Logits, upsample
 from trust_tta.orders import OrderLike
@@ -92,14 +93,14 @@ class Method(nn.Module):
 
     def __init__(self, model: nn.Module, options: MethodOptions | None = None) -> None:
         super().__init__()
-        check_network(getattr(model, "_orig_mod", model))
+        check_network(model)
         self.options = self.Options() if options is None else options
         if not isinstance(self.options, self.Options):
             raise ConfigError(f"the options of '{self.name}' are {show(options)}; give a {self.Options.__name__}")
         self.shared = SharedModel(model)
         with torch.inference_mode(False):  # what is made here must be able to learn
             names = self.adapted_names(self.shared.network)
-            warn_of_half_precision(self.shared.network, names)
+            check_dtypes(self.shared.network, names)
             self.model = share_tensors(self.shared.network, names)
             config = OptimizerConfig()
             if isinstance(o := self.options, LearningOptions):
@@ -108,6 +109,7 @@ class Method(nn.Module):
             self.shared.rebind(self.model)
             self.adapted = self.weights.named
             self.statistics = self.make_statistics()
+            self.network_buffers = NetworkBuffers(self.model, self.shared.network)
         self.counters = Counters()
         # Batches that a method passes to its network are its own tensors: nobody else changes them in place.
         self._forward = NetworkForward(self.model, self.weights.tensors, cache_stem=True)
@@ -243,6 +245,8 @@ class Method(nn.Module):
                     self.counters.updates += made
                     self.counters.skipped += len(self.finite_steps) - made
                 check_outputs(outputs, images)
+                self._forward.check_first_output()
+                self.network_buffers.note_changes()
                 self.counters.batches += 1
                 return outputs
 
@@ -259,6 +263,7 @@ class Method(nn.Module):
                 run = partial(self._forward, capture=False)
                 stack.enter_context(self.statistics.including(images, run, samples_per_image=self.samples_per_image))
             stack.enter_context(self.statistics.frozen(images))
+            stack.enter_context(self.network_buffers.restored())
             return upsample(self.infer(images))
 
     @property
@@ -279,6 +284,7 @@ class Method(nn.Module):
         with self._lock:
             self.weights.restore_source()
             self.statistics.restore_source()
+            self.network_buffers.load({})
             self.reset_state()
 
     def detach(self) -> nn.Module:
@@ -287,7 +293,7 @@ class Method(nn.Module):
             return self.shared.with_weights(self.adapted)
 
     def fork(self) -> Self:
-        """An independent copy that continues from here; source weights, frozen weights and buffers are shared."""
+        """An independent copy that continues from here; it shares the frozen weights and the source's tensors."""
         network = self.shared.network
         shared: list[Tensor] = [*self.weights.source.values(), *network.buffers()]
         frozen = dict(network.named_parameters()).keys() - self.adapted.keys()
@@ -321,6 +327,7 @@ class Method(nn.Module):
         """Move to another device or dtype, with the flat parameters and the optimizer."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.weights.rebuild_if_moved()
+        self.network_buffers.watch()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -330,6 +337,7 @@ class Method(nn.Module):
         """After a copy or a pickle."""
         super().__setstate__({**state, "_lock": threading.RLock()})  # type: ignore[no-untyped-call]
         self.shared.rebind(self.model)
+        self.network_buffers.watch()
         states.set_extra_state(self, states.extra_state(self))
 
 

@@ -98,10 +98,11 @@ def _classifier_input(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]
     finally:
         handle.remove()
     name = next(name for name, module in model.named_modules() if module is head)
-    if not seen or seen[-1][1].shape[:2] != logits.shape or not torch.equal(seen[-1][1].reshape_as(logits), logits):
+    if not seen or not torch.equal(seen[-1][1].flatten(1), logits):
         raise ConfigError(
             f"the logits of {type(model).__name__} are not the output of its layer '{name}', so its features are "
-            "unknown; add forward_features (images to features) and forward_head (features to logits) to the network"
+            "unknown; add get_classifier (returns the layer that gives the logits), or forward_features (images to "
+            "features) and forward_head (features to logits), to the network"
         )
     return seen[-1][0].flatten(1), logits
 
@@ -111,7 +112,7 @@ def classify(model: nn.Module, features: Tensor) -> Tensor:
     network: Any = model
     if pools_in_head(model) or not splits_head(model):
         (head,) = linear_heads(model)
-        return F.linear(features, head.weight.flatten(1), head.bias)
+        return F.linear(features.to(head.weight.dtype), head.weight.flatten(1), head.bias)
     logits: Tensor = network.forward_head(features)
     return logits
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, ShapeError
+from trust_tta.errors import ConfigError, ShapeError, TrustWarning, users_level
 from trust_tta.ops.cuda_graphs import GraphedNetwork
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits
 from trust_tta.orders import OrderLike
@@ -30,6 +32,8 @@ class NetworkForward:
         self.coarse = hasattr(network, "forward_coarse")
         called = CoarseNetwork(network) if self.coarse else network
         self.graphed = GraphedNetwork(called, parameters, cache_stem=cache_stem)
+        self.first_output: Tensor | None = None
+        self.output_checked = False
 
     def __call__(self, images: Tensor, order: OrderLike | None = None, *, capture: bool = True) -> Logits:
         """Logits in the given traversal order, or the network's own; `capture=False` never uses a CUDA graph."""
@@ -40,7 +44,22 @@ class NetworkForward:
         elif order is not None:
             raise ConfigError(f"{type(self.network).__name__} has no traversal orders, and order={order} was asked for")
         logits = take_logits(self.network, self.graphed(images, directions, capture=capture))
+        if not self.output_checked and self.first_output is None:
+            self.first_output = logits.detach()
         return CoarseLogits(logits, (images.shape[2], images.shape[3])) if self.coarse else logits
+
+    def check_first_output(self) -> None:
+        """Warn once where the network returns probabilities (n, classes, ...); the host waits for the first output."""
+        if self.output_checked or self.first_output is None:
+            return
+        values, self.output_checked, self.first_output = self.first_output.float(), True, None
+        if bool((values >= 0).all() & ((values.sum(1) - 1).abs() < 0.01).all()):
+            warnings.warn(
+                f"{type(self.network).__name__} returned probabilities; methods take logits and apply a softmax of "
+                "their own: remove the network's",
+                TrustWarning,
+                stacklevel=users_level(),
+            )
 
 
 def take_logits(network: nn.Module, output: Any) -> Tensor:
@@ -48,28 +67,48 @@ def take_logits(network: nn.Module, output: Any) -> Tensor:
     key = getattr(network, "output_key", None)
     if key is not None:
         try:
-            output = output[key]
-        except (KeyError, IndexError, TypeError) as error:
+            output = _entry(output, key)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{type(network).__name__} has output_key={key!r}, but its output is {_kind(output)}; set it to the "
-                "key or index of the logits, or remove it where the output is a tensor"
+                "key, field or index of the logits, or remove it where the output is a tensor"
             ) from error
     if not isinstance(output, Tensor):
         raise ConfigError(
-            f"{type(network).__name__} returned {_kind(output)}; set model.output_key to the key or index of the logits"
+            f"{type(network).__name__} returned {_kind(output)}; set model.output_key to the key, field or index of "
+            "the logits, as model.output_key = 'logits'"
         )
     if output.dim() not in (2, 4):
         raise ShapeError(
             f"{type(network).__name__} returned shape {tuple(output.shape)}; logits (n, classes) or (n, classes, h, w) "
             "are wanted"
         )
+    if output.shape[1] < 2:
+        raise ShapeError(
+            f"{type(network).__name__} returned one output z for each image; methods need the logits of two classes or "
+            "more: return torch.cat([torch.zeros_like(z), z], 1) where z is the input of a sigmoid"
+        )
     return output
 
 
+def _entry(output: Any, key: Any) -> Any:
+    """The entry of a mapping or a sequence, or the field of an object."""
+    try:
+        return output[key]
+    except TypeError:
+        return getattr(output, key)
+
+
 def _kind(output: Any) -> str:
+    name = type(output).__name__
     if isinstance(output, Mapping):
-        return f"a {type(output).__name__} with the keys {', '.join(map(repr, output))}"
-    return f"a {type(output).__name__}" + (f" of {len(output)} entries" if isinstance(output, tuple | list) else "")
+        return f"a {name} with the keys {', '.join(map(repr, output))}"
+    names = [field.name for field in fields(output)] if is_dataclass(output) else getattr(output, "_fields", ())
+    if names:
+        return f"an object of the class {name} with the fields {', '.join(map(repr, names))}"
+    if isinstance(output, tuple | list):
+        return f"a {name} of {len(output)} entries"
+    return "None" if output is None else f"an object of the class {name}"
 
 
 class CoarseNetwork(nn.Module):

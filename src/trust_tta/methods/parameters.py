@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
+from trust_tta.methods.network_buffers import changeable_buffers
 from trust_tta.models.parameter_roles import Kind, Role
 
 ParameterSet: TypeAlias = Literal["auto", "ss2d", "scan", "bn", "all"]
@@ -102,7 +103,7 @@ def select(model: nn.Module, parameters: ParameterSet, *, skip_last: bool = Fals
             )
         raise ConfigError(
             f"{network} has no {lacking} parameters to adapt (it has: {', '.join(found) or 'none'}); "
-            "adapt other parameters, or use the method 'source'"
+            "adapt other parameters, as parameters='all', or use the method 'source'"
         )
     return [name for name, role in roles.items() if role.kind in wanted]
 
@@ -120,7 +121,8 @@ def all_but_the_head(model: nn.Module) -> list[str]:
 def classifiers(model: nn.Module) -> list[nn.Module]:
     """The layers that give the logits: as our networks report, as timm's do, else the last linear layer.
 
-    Linear layers below an attribute named as a head come first: others may be registered after it.
+    Linear layers below an attribute named as a head come first: others may be registered after it. A network without
+    linear layers may end in a 1x1 convolution.
     """
     own: Callable[[], Collection[str]] | None = getattr(model, "classifier_names", None)
     if own is not None:
@@ -135,7 +137,14 @@ def classifiers(model: nn.Module) -> list[nn.Module]:
         n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and not isinstance(m, _ATTENTION_OUT)
     }
     named = [module for name, module in linear.items() if name.partition(".")[0] in _HEAD_NAMES]
-    return (named or list(linear.values()))[-1:]
+    return (named or list(linear.values()) or _last_convolution(model))[-1:]
+
+
+def _last_convolution(model: nn.Module) -> list[nn.Module]:
+    """The 1x1 convolution that is the last layer with parameters, if the network has none outside its layers."""
+    owners = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
+    last = owners[-1] if owners and owners[0] is not model else None
+    return [last] if isinstance(last, nn.Conv2d) and last.kernel_size == (1, 1) else []
 
 
 class SharedModel:
@@ -166,9 +175,9 @@ class SharedModel:
 
 
 def share_tensors(model: nn.Module, adapted: Collection[str] = ()) -> nn.Module:
-    """A second network over the same tensors, in evaluation mode, in which only the `adapted` require gradients.
+    """A second network over the same parameters, in evaluation mode, in which only the `adapted` require gradients.
 
-    In-place updates show in both; modes, flags and hooks of the user's network stay its own.
+    In-place updates show in both; modes, flags, hooks and changeable buffers of the user's network stay its own.
     """
     memo: dict[int, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -177,6 +186,8 @@ def share_tensors(model: nn.Module, adapted: Collection[str] = ()) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(parameter.data, requires_grad=name in adapted)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer
+    for buffer in changeable_buffers(model).values():
+        memo[id(buffer)] = buffer.detach().clone()
     for module in model.modules():  # weights computed by hooks (legacy weight_norm, pruning), which have a graph
         memo |= {id(value): value.detach() for value in vars(module).values() if isinstance(value, Tensor)}
     return copy.deepcopy(model, memo).eval()

@@ -16,6 +16,7 @@ from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.parameters import ParameterSet, select, share_tensors
 from trust_tta.methods.prompts import take_prompts
 from trust_tta.methods.statistics import Statistics, StatisticsKind
+from trust_tta.methods.validation import check_loaded, check_network, network_errors
 from trust_tta.schema import show
 
 T = TypeVar("T")
@@ -47,13 +48,15 @@ def gather_source_statistics(
     model: nn.Module, batches: Iterable[Tensor], *, statistics: StatisticsKind = "batch"
 ) -> SourceStatistics:
     """Statistics over batches of clean images (n, c, h, w); forward passes only, the model is left as it was."""
+    model = check_network(model)
     take_prompts(model)
     network = share_tensors(model)
     prompted = take_prompts(network)
     images, sums, squares, width = 0, torch.zeros(()), torch.zeros(()), 0
     with torch.no_grad():
         for batch in _normalized(network, batches, statistics):
-            seen = prompted.forward(prompted.embed(batch))
+            with network_errors(batch):
+                seen = prompted.forward(prompted.embed(batch))
             values = torch.cat(seen, dim=1).double().cpu()
             images, width = images + len(values), seen.features.shape[1]
             sums, squares = sums + values.sum(0), squares + values.square().sum(0)
@@ -78,6 +81,7 @@ def gather_fisher(
 
     The gradient is that of a batch, as in the official code; the model is left as it was.
     """
+    model = check_network(model)
     names, count = select(model, parameters), 0
     with torch.inference_mode(False), torch.enable_grad():
         network = share_tensors(model, names)
@@ -85,7 +89,9 @@ def gather_fisher(
         weights = [network.get_parameter(name) for name in names]
         sums = [torch.zeros_like(weight, requires_grad=False) for weight in weights]
         for batch in _normalized(network, batches, statistics):
-            gradients = torch.autograd.grad(pseudo_label_loss(run(batch, capture=False)), weights, allow_unused=True)
+            with network_errors(batch):
+                loss = pseudo_label_loss(run(batch, capture=False))
+                gradients = torch.autograd.grad(loss, weights, allow_unused=True)
             for total, gradient in zip(sums, gradients, strict=True):
                 total += 0 if gradient is None else gradient.square()
             count += 1
@@ -113,6 +119,7 @@ def required(value: T | None, method: str, option: str, *, hint: str = "") -> T:
 
 def _normalized(network: nn.Module, batches: Iterable[Tensor], kind: StatisticsKind) -> Iterator[Tensor]:
     """Yield the batches, with the network's norms set to statistics of this kind."""
+    check_loaded(network)
     statistics = Statistics(network, kind, updating_without_grad=True)
     for batch in batches:
         statistics.start_batch(batch)

@@ -46,6 +46,8 @@ def save_state(method: Method) -> dict[str, Any]:
     statistics, extra = method.statistics.state(), extra_state(method)
     state: dict[str, Any] = {"format": STATE_FORMAT, "method": method.name, **method.weights.state_dict()}
     state |= {"statistics": statistics, "extra": extra, "counters": asdict(method.counters)}
+    if buffers := method.network_buffers.values():
+        state["buffers"] = buffers
     copied: dict[str, Any] = clone(state)  # a pickle of views would hold all that they are views of
     return copied
 
@@ -69,11 +71,13 @@ def load_state(method: Method, state: Mapping[str, Any]) -> None:
     extra: dict[str, Spec] = {name: Optional(spec) for name, spec in method.state_spec().items()}
     counters: dict[str, Spec] = {f.name: Number(int, least=0, most=MAX_COUNT) for f in fields(Counters)}
     rest: dict[str, Spec] = {"statistics": method.statistics.spec(), "extra": extra, "counters": counters}
+    rest["buffers"] = method.network_buffers.spec()
     check(state, {"format": STATE_FORMAT, "method": method.name, **method.weights.state_spec(), **rest})
     method.check_state(state)
     with restored_on_error(method):
         method.weights.load_state_dict(state)
         method.statistics.load(state["statistics"])
+        method.network_buffers.load(state.get("buffers", {}))
         set_extra_state(method, state["extra"])
         method.counters.set(Counters(**state["counters"]))
     method.prediction_before = None
@@ -84,13 +88,15 @@ def restored_on_error(method: Method) -> Iterator[None]:
     """Restore the method if the block raises; a batch refused for its predictions is counted."""
     vector, optimizer = method.weights.snapshot(), clone(method.weights.optimizer_state)
     statistics, extra = method.statistics.state(), extra_state(method)
-    counters, before = replace(method.counters), method.prediction_before
+    counters, before, buffers = replace(method.counters), method.prediction_before, method.network_buffers.values()
     try:
         yield
     except BaseException as error:
         method.weights.load(vector)
         method.weights.load_optimizer_state(optimizer)
         method.statistics.load(statistics)
+        method.network_buffers.note_changes()
+        method.network_buffers.load(buffers)
         set_extra_state(method, extra)
         method.counters.set(counters)
         method.counters.refused += isinstance(error, DataError)

@@ -61,7 +61,7 @@ class Statistics(nn.Module):
     ) -> None:
         super().__init__()
         found = {name: module for name, module in model.named_modules() if has_statistics(module)}
-        like = next(model.parameters(), torch.empty(0))
+        like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
         self.kind, self.norms = kind, dict[str, Any]()
         self.samples_per_image = SAMPLES_PER_SEGMENTED_IMAGE if getattr(model, "dense", False) else 1
         self.uses_batch = kind == "batch" and make_norm is None and bool(found)

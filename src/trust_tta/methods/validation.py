@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,13 +36,14 @@ MIN_IMAGES = 8  # below this, the statistics of a batch are poor
 def check_shape(images: Tensor, model: nn.Module) -> None:
     """Refuse a batch that is no dense float tensor (n, c, h, w), is empty, or has another dtype or device."""
     if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
-        given = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images)
+        given = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else _type_name(images)
         raise ShapeError(f"images are {given}; give a float tensor of shape (n, channels, h, w)")
     if images.numel() == 0:
         raise ShapeError(f"the batch is empty (shape {tuple(images.shape)}); give at least one image")
     if images.layout is not torch.strided:
         raise ShapeError(f"images are a {images.layout} tensor; give a dense one: images.to_dense()")
-    first = next(model.parameters(), images)
+    check_loaded(model)
+    first = next((p for p in model.parameters() if p.is_floating_point()), images)
     if (images.dtype, images.device) != (first.dtype, first.device):
         raise ShapeError(
             f"images are {images.dtype} on {images.device} and the network is {first.dtype} on {first.device}; "
@@ -47,10 +51,23 @@ def check_shape(images: Tensor, model: nn.Module) -> None:
         )
 
 
-def check_network(model: Any) -> None:
-    """Refuse a network that cannot be copied or adapted, in one line."""
+def check_loaded(model: nn.Module) -> None:
+    """Refuse a network without weights."""
+    if any(parameter.is_meta for parameter in islice(model.parameters(), 1)):
+        raise ConfigError(f"{type(model).__name__} is on the meta device, without weights; load them first")
+
+
+def _type_name(value: Any) -> str:
+    return f"a {type(value).__module__}.{type(value).__name__}".replace("builtins.", "")
+
+
+def check_network(model: Any) -> nn.Module:
+    """The network, or the one that torch.compile was given; refused in one line if it cannot be called or adapted."""
+    model = getattr(model, "_orig_mod", model)
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
+        raise ConfigError(f"the model is {_type_name(model)}; give a torch.nn.Module")
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ConfigError(f"the network is wrapped in {type(model).__name__}; give the network itself: model.module")
     if isinstance(model, torch.jit.ScriptModule):
         raise ConfigError("the network is scripted (torch.jit), which methods cannot change; give the original module")
     for name, module in model.named_modules():
@@ -65,13 +82,35 @@ def check_network(model: Any) -> None:
                 f"the lazy layer '{name}' of {type(model).__name__} has no shape yet; "
                 "run one batch through the network before it is adapted"
             )
+    _check_arguments(model)
+    return model
 
 
-def warn_of_half_precision(model: nn.Module, adapted: Iterable[str]) -> None:
-    """Warn where parameters to adapt are too coarse for small updates."""
-    dtypes = {model.get_parameter(name).dtype for name in adapted} & {torch.bfloat16, torch.float16}
-    if dtypes:
-        dtype = str(dtypes.pop()).removeprefix("torch.")
+def _check_arguments(model: nn.Module) -> None:
+    """Refuse a network whose forward cannot be called with images alone."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # not written in Python
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{type(model).__name__}.forward takes ({', '.join(signature.parameters)}) and methods call it with images "
+            f"alone ({error}); give the other arguments defaults, or wrap the network"
+        ) from error
+
+
+def check_dtypes(model: nn.Module, adapted: Iterable[str]) -> None:
+    """Refuse complex parameters to adapt; warn where they are too coarse for small updates."""
+    dtypes = {model.get_parameter(name).dtype for name in adapted}
+    if any(dtype.is_complex for dtype in dtypes):
+        raise ConfigError(
+            f"{type(model).__name__} has complex parameters, which are not adapted; pass parameters='bn' to adapt its "
+            "normalizations alone"
+        )
+    if coarse := dtypes & {torch.bfloat16, torch.float16}:
+        dtype = str(coarse.pop()).removeprefix("torch.")
         warnings.warn(
             f"the weights of {type(model).__name__} are {dtype}, in which small updates are lost; "
             f"keep them in float32 and adapt under torch.autocast(device, torch.{dtype})",
@@ -148,6 +187,48 @@ def check_classes(kept: Tensor, classes: int) -> None:
 
 
 @contextmanager
+def network_errors(images: Tensor) -> Iterator[None]:
+    """Turn the usual errors of a network on images (n, c, h, w) into one line with a remedy."""
+    try:
+        yield
+    except TrustError:
+        raise
+    except (ValueError, AssertionError, RuntimeError) as error:
+        explained = _explain(error, images)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _explain(error: Exception, images: Tensor) -> TrustError | None:
+    count, channels, height, width = images.shape
+    reason = reason_of(error)
+    if "more than 1 value per channel" in reason:
+        return ShapeError(
+            f"{count} images of {height}x{width} pixels have no batch statistics ({reason}); "
+            'give more or larger images, or set statistics="stream"'
+        )
+    if "does not require grad" in reason:
+        return ConfigError(
+            "no gradient reaches the weights that are adapted: the network's forward runs without gradients "
+            "(torch.no_grad, detach); remove that, or use a method that does not learn, such as 'bn' or 'neo'"
+        )
+    if "inplace operation" in reason:
+        return ConfigError(f"the network cannot be differentiated ({reason}); remove that in-place operation")
+    if reason.startswith("torch.utils.checkpoint"):
+        return ConfigError(
+            "gradient checkpointing repeats a forward after its statistics have moved; switch it off in the network"
+        )
+    misfit = re.search("size|shapes cannot be multiplied|channels", reason) and "memory" not in reason
+    if misfit or not isinstance(error, RuntimeError):
+        return ShapeError(
+            f"the network does not take {count} images of {height}x{width} pixels and {channels} channels ({reason}); "
+            "give images of the size and the channels that it takes"
+        )
+    return None
+
+
+@contextmanager
 def adaptation_context(images: Tensor) -> Iterator[None]:
     """Autocast without its cache, and errors in one line; images that are not finite are refused at the end.
 
@@ -157,22 +238,13 @@ def adaptation_context(images: Tensor) -> Iterator[None]:
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else None
     try:
-        with torch.autocast(device, dtype, cache_enabled=False) if autocast else nullcontext():
+        with (
+            network_errors(images),
+            torch.autocast(device, dtype, cache_enabled=False) if autocast else nullcontext(),
+        ):
             yield
-    except TrustError:
+    except Exception:
         check_finite(images, total)
-        raise
-    except Exception as error:
-        check_finite(images, total)
-        height, width = images.shape[2:]
-        size = f"{len(images)} images of {height}x{width} pixels"
-        if isinstance(error, ValueError):
-            raise ShapeError(
-                f"{size} have no batch statistics ({reason_of(error)}); "
-                'give more or larger images, or set statistics="stream"'
-            ) from error
-        if isinstance(error, RuntimeError) and "size" in str(error) and "memory" not in str(error):
-            raise ShapeError(f"the network does not take {size} ({reason_of(error)}); give larger images") from error
         raise
     finally:
         if autocast:
