@@ -6,8 +6,8 @@ import pytest
 
 from tests.report.samples import make_cell, make_groups
 from trust_tta.report.model import ResultGroup
-from trust_tta.report.paper import compare, compare_sweeps
-from trust_tta.report.tables import paper_sweep_table, paper_table
+from trust_tta.report.paper import compare
+from trust_tta.report.tables import paper_table
 from trust_tta.results import Cell
 from trust_tta.results.display import CORRUPTIONS
 
@@ -101,15 +101,6 @@ def test_pacs_is_its_photo_domain() -> None:
     assert found.rows[0].mean.published == pytest.approx(0.674)
 
 
-def test_curves_stand_beside_curves() -> None:
-    steps = [make_cell("trust_naive", "fog", accuracy=0.7, options=f'{{"steps": {n}}}') for n in (1, 3, 6)]
-    sizes = [make_cell("tent", "fog", batch_size=b, accuracy=0.5, experiment="b") for b in (16, 100, 128)]
-    found = {pair.table.columns: pair for pair in compare_sweeps(make_groups([*steps, *sizes]))}
-    assert [p.name for p in found["steps"].pairs] == ["1", "6"]
-    assert found["steps"].pairs[1].published == pytest.approx(0.7735)
-    assert [p.published for p in found["batch_size"].pairs] == pytest.approx([0.6545, 0.6653])
-
-
 def test_a_few_corruptions_do_not_stand_beside_the_mean_of_all() -> None:
     cells = [make_cell("trust", d, options='{"k": 2}') for d in CORRUPTIONS[:14]]
     assert compare(group_of(*cells)) == []
@@ -123,13 +114,6 @@ def test_a_line_that_lacks_domains_has_no_mean_and_no_gain_beside_the_others() -
     drawn = paper_table(group, compare(group)[0])
     rows = [[entry.text for entry in line.cells] for line in drawn.rows]
     assert [(row[0], row.count("–")) for row in rows] == [("Source only", 0), ("SAR", 0), ("Tent", 5)]
-
-
-def test_curves_say_how_many_domains_they_are_the_mean_of() -> None:
-    cells = [make_cell("trust", d, options=f'{{"k": {k}}}') for k in (1, 6) for d in ("fog", "snow")]
-    (pair,) = compare_sweeps(make_groups(cells))
-    assert pair.domains == 2
-    assert "mean of 2 domains" in paper_sweep_table(pair).caption
 
 
 LOW = '{"k": 6, "orders": null}'
@@ -182,32 +166,3 @@ def test_a_figure_of_single_values_stands_beside_the_mean_of_all_corruptions() -
     published = {row.label: row.mean.published for row in figure.rows}
     assert published == pytest.approx({"Rotation": 0.668, "Jitter": 0.683})
     assert not [c for c in compare(group_of(*cells[:3])) if c.table.place == "Figure 4"]
-
-
-def test_eight_orders_stand_beside_figure_5() -> None:
-    eight = ["abcd", "abdc", "adcb", "bacd", "badc", "dbca", "acbd", "dcba"]
-    options = [json.dumps({"k": k, "orders": o}) for k, o in ((2, None), (6, None), (8, eight))]
-    (pair,) = compare_sweeps(make_groups([make_cell("trust", "fog", options=o) for o in options]))
-    assert (pair.table.place, [p.name for p in pair.pairs]) == ("Figure 5", ["2", "6", "8"])
-    assert pair.pairs[2].published == pytest.approx(0.776)
-
-
-@pytest.mark.parametrize(
-    ("rest", "setting", "severity"),
-    [({"merge": "slerp"}, "online", 5), ({"steps": 2}, "online", 5), ({}, "standard", 5), ({}, "online", 3)],
-    ids=["merge", "steps", "setting", "severity"],
-)
-def test_curves_under_other_conditions_do_not_stand_beside_the_papers(
-    rest: dict[str, object], setting: str, severity: int
-) -> None:
-    cells = [
-        make_cell("trust", "fog", options=json.dumps({"k": k, **rest}), setting=setting, severity=severity)
-        for k in (2, 6)
-    ]
-    sizes = [
-        make_cell(
-            "trust", "fog", options=json.dumps({"k": 6, **rest}), setting=setting, severity=severity, batch_size=b
-        )
-        for b in (16, 64)
-    ]
-    assert compare_sweeps(make_groups([*cells, *sizes])) == []

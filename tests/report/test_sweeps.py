@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.report.samples import make_cell, make_groups
-from trust_tta.report.sweeps import Sweep, batch_sizes, option_sweeps
+from trust_tta.report.charts import Sweep, by_batch_size, option_sweeps
 from trust_tta.results import Cell
 
 
@@ -62,6 +62,6 @@ def test_a_number_of_orders_is_on_the_curve_once() -> None:
 
 def test_batch_sizes_are_compared_across_groups() -> None:
     cells = [make_cell("tent", "fog", batch_size=b, accuracy=a) for b, a in ((16, 0.5), (128, 0.7), (64, 0.6))]
-    (sizes,) = batch_sizes(make_groups([*cells, make_cell("sar", "fog", batch_size=16)]))
-    (curve,) = sizes.series
+    (chart,) = by_batch_size(make_groups([*cells, make_cell("sar", "fog", batch_size=16)]))
+    (curve,) = chart.series
     assert [(p.x, p.y) for p in curve.points] == [(16.0, 0.5), (64.0, 0.6), (128.0, 0.7)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from trust_tta.report.chart import Chart, Heatmap, Kind, Point, Series, finite_mean, shades
-from trust_tta.report.model import Report, ResultGroup, Variant
+from trust_tta.report.model import Report, ResultGroup, Variant, effective_options
 from trust_tta.report.significance import domain_seeds, paired, seed_means
-from trust_tta.report.sweeps import batch_sizes, mean_point, option_sweeps
 from trust_tta.report.text import domain_name, safe_line, short_domain
 from trust_tta.results import Cell, Reliability, format_percent
 from trust_tta.results.display import BASELINES
@@ -24,7 +25,6 @@ COSTS = {
     "passes": "forward and backward passes per batch",
     "milliseconds": "milliseconds per image",
 }
-AGGREGATIONS = ("ensemble", "repetition", "augmentation", "trust_naive", "trust")  # ways to use several orders
 
 
 def paper_charts(report: Report) -> Iterator[tuple[str, Chart]]:
@@ -32,7 +32,7 @@ def paper_charts(report: Report) -> Iterator[tuple[str, Chart]]:
     for group in report.groups:
         where = f"{group.experiment} {group.dataset} {group.setting} {group.batch_size}"
         found = [*by_domain(group), *cost(group, ["passes"]), *along_stream(group)[:1], *ablations(group)]
-        yield from ((where, chart) for chart in [*found, *aggregation(group)])
+        yield from ((where, chart) for chart in found)
     yield from ((chart.title, chart) for chart in by_batch_size(report.groups))
     if report.order_records:
         yield "", entropy_map(report.order_records)
@@ -154,6 +154,47 @@ def reliability(group: ResultGroup) -> list[Chart]:
     return found
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """The mean accuracy of one method at the values of one option; all other options are the same."""
+
+    method: str
+    option: str
+    values: tuple[Any, ...]
+    variants: tuple[Variant, ...]  # at each value
+    series: Series  # over the values, or over their indices if they are not numbers
+
+    @property
+    def numeric(self) -> bool:
+        return all(_is_number(value) for value in self.values)
+
+
+def option_sweeps(group: ResultGroup) -> list[Sweep]:
+    """For each method, each option that alone distinguishes some of its variants."""
+    reached = group.means()
+    found: dict[tuple[str, str, str], list[tuple[Any, Variant]]] = defaultdict(list)
+    options = {cell.key.options: effective_options(cell.key.option_values) for cell in group.cells}
+    for variant in group.variants:
+        values = options.get(variant.options)
+        if variant.label not in reached or values is None:
+            continue
+        for name, chosen in values.items():
+            rest = str(sorted((n, str(v)) for n, v in values.items() if n != name))
+            members = found[variant.method, name, rest]
+            if chosen not in [value for value, _ in members]:
+                members.append((chosen, variant))
+    sweeps = []
+    for (method, option, _), members in found.items():
+        if len(members) > 1:
+            members.sort(key=lambda pair: (0, float(pair[0]), "") if _is_number(pair[0]) else (1, 0.0, str(pair[0])))
+            numeric = all(_is_number(value) for value, _ in members)
+            points = [mean_point(group, variant, x if numeric else i) for i, (x, variant) in enumerate(members)]
+            series = Series(Variant(0, method, method), tuple(points))
+            chosen_values, variants = zip(*members, strict=True)
+            sweeps.append(Sweep(method, option, chosen_values, variants, series))
+    return sweeps
+
+
 def ablations(group: ResultGroup) -> list[Chart]:
     """Mean accuracy over the values of each option that was varied."""
     found = []
@@ -167,24 +208,24 @@ def ablations(group: ResultGroup) -> list[Chart]:
     return found
 
 
-def aggregation(group: ResultGroup) -> list[Chart]:
-    """Mean accuracy of the ways to use several orders, if more than one was run."""
-    reached = group.means()
-    variants = [v for v in group.variants if v.method in AGGREGATIONS and v.label in reached]
-    if len({v.method for v in variants} & {"ensemble", "repetition", "trust"}) < 2:
-        return []
-    series = tuple(Series(v, (mean_point(group, v, i),)) for i, v in enumerate(variants))
-    names = tuple(v.name for v in variants)
-    return [Chart("dots", "aggregation", f"Aggregation over orders: {group.title}", series, categories=names)]
-
-
 def by_batch_size(groups: Sequence[ResultGroup]) -> list[Chart]:
     """Mean accuracy by batch size, for groups that differ in nothing else."""
-    return [
-        Chart("lines", "batch size", f"Batch size: {sizes.title}", sizes.series,
-              f"Mean accuracy by batch size, {sizes.title}.", x_label="batch size", x_scale="doubling")
-        for sizes in batch_sizes(groups)
-    ]  # fmt: skip
+    families: dict[str, list[ResultGroup]] = defaultdict(list)
+    for group in sorted(groups, key=lambda group: group.batch_size):
+        families[group.heading.replace(f", batch {group.batch_size}", "")].append(group)
+    found = []
+    for title, members in families.items():
+        points: dict[str, list[Point]] = defaultdict(list)
+        variants = {variant.label: variant for group in members for variant in group.variants}
+        for group in members:
+            for label in group.means():
+                points[label].append(mean_point(group, variants[label], group.batch_size))
+        series = tuple(Series(variants[label], tuple(line)) for label, line in points.items() if len(line) > 1)
+        if series:
+            said = f"Mean accuracy by batch size, {title}."
+            found.append(Chart("lines", "batch size", f"Batch size: {title}", series, said, x_label="batch size",
+                               x_scale="doubling"))  # fmt: skip
+    return found
 
 
 def entropy_map(maps: Sequence[EntropyByOrder]) -> Chart:
@@ -201,6 +242,12 @@ def entropy_map(maps: Sequence[EntropyByOrder]) -> Chart:
     names = tuple(safe_line(record.title) for record in maps)
     return Chart("heatmap", "entropy by order", "Mean entropy by order", caption=said, categories=orders, rows=names,
                  percent=False, heatmap=grid)  # fmt: skip
+
+
+def mean_point(group: ResultGroup, variant: Variant, x: float) -> Point:
+    """The mean accuracy of a variant over all domains, at `x`."""
+    entry = group.mean(variant.label)
+    return Point(float(x), math.nan if entry.mean is None else entry.mean, entry.half_width)
 
 
 def domain_series(group: ResultGroup, value: str = "accuracy", *, over: Variant | None = None) -> tuple[Series, ...]:
@@ -284,3 +331,7 @@ def _running(cell: Cell) -> list[tuple[float, float]]:
 def _with_interval_note(chart: Chart) -> Chart:
     known = any(point.error is not None for series in chart.series for point in series.points)
     return replace(chart, caption=chart.caption + INTERVALS) if known else chart
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

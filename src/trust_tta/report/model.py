@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from trust_tta.errors import ConfigError, DataError
+from trust_tta.orders import PAPER_ORDERS, ScanOrder
 from trust_tta.report.text import safe_line, short_name
 from trust_tta.report.theme import Style, style_of
 from trust_tta.results import Aggregate, Cell, CellKey, Counts, Failure, ResultStore, Table, table
@@ -313,6 +314,22 @@ def make_groups(items: Sequence[AnyCell]) -> list[ResultGroup]:
         for values in order
     ]
     return [part for group in groups for part in _split(group, _SPLIT_FIELDS)]
+
+
+def effective_options(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options with explicit `orders` replaced by their number `k` where they continue the paper's list.
+
+    The paper's six orders and two more are k = 8, its first two are k = 2; any other list stays.
+    """
+    listed = values.get("orders")
+    if not isinstance(listed, list):
+        return values
+    try:
+        orders = [ScanOrder(order) for order in listed]
+    except ConfigError:  # a store may come from another program
+        return values
+    continues = orders[: len(PAPER_ORDERS)] == list(PAPER_ORDERS[: len(orders)])
+    return {**values, "k": len(orders), "orders": None if continues else [str(order) for order in orders]}
 
 
 def _distinguish_labels(items: Sequence[AnyCell]) -> list[AnyCell]:

@@ -1,19 +1,17 @@
-"""The numbers printed in the paper, under our names for data sets, domains and methods, and ours next to them."""
+"""The numbers of the paper's tables, under our names for data sets, domains and methods, and ours next to them."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from statistics import fmean
 from typing import Any, Literal
 
-from trust_tta.errors import DataError
-from trust_tta.report.model import ResultGroup, Variant
-from trust_tta.report.sweeps import batch_sizes, effective_options, option_sweeps
+from trust_tta.report.model import ResultGroup, Variant, effective_options
 from trust_tta.results.display import CORRUPTIONS
 from trust_tta.schema import Schema, parse
 
@@ -35,14 +33,14 @@ class PublishedRow(Schema):
 
 
 class PublishedTable(Schema):
-    """A published table, or the numbers of a figure; `columns` is the kind of its columns, `names` are their names."""
+    """A published table, or the bars of a figure; `columns` is the kind of its columns, `names` are their names."""
 
     place: str
     about: str
-    columns: Literal["domain", "dataset", "batch_size", "k", "steps", "evaluate_order", "order", "value"]
-    names: tuple[str | int, ...]
+    columns: Literal["domain", "dataset", "value"]
+    names: tuple[str, ...]
     rows: tuple[PublishedRow, ...]
-    measure: Literal["accuracy", "miou", "entropy", "relative_time", "relative_memory", "milliseconds"] = "accuracy"
+    measure: Literal["accuracy", "miou", "relative_time"] = "accuracy"
     dataset: str | None = None
     setting: str = "online"
     experiment: str | None = None  # the only one of ours that it is compared with; None: any
@@ -63,13 +61,6 @@ class Published(Schema):
     targets: dict[str, str]
     settings: dict[str, dict[str, Any]]
     tables: tuple[PublishedTable, ...]
-
-    def find(self, place: str, dataset: str | None = None) -> PublishedTable:
-        """The table at a place, of one data set where there are several."""
-        for table in self.tables:
-            if table.place == place and dataset in (None, table.dataset):
-                return table
-        raise DataError(f"nothing is published at {place!r} for {dataset!r}; see the places in published.toml")
 
 
 @cache
@@ -113,47 +104,24 @@ class PaperComparison:
     left_out: tuple[str, ...]  # columns of the paper that we did not run
 
 
-@dataclass(frozen=True)
-class SweepComparison:
-    """A published curve and ours at the shared values of the option."""
-
-    table: PublishedTable
-    dataset: str
-    method: str
-    domains: int  # averaged in ours
-    pairs: tuple[Pair, ...]
-
-
 def compare(group: ResultGroup) -> list[PaperComparison]:
-    """The published tables that this group can be compared with."""
+    """The published tables of a group's data, experiment, setting and severity that add a row to those before."""
     kept: list[PaperComparison] = []
     seen = {"bn"}  # the baseline alone is no comparison
+    dataset, experiment = STAND_INS.get(group.dataset, group.dataset), group.experiment.removesuffix("-small")
     for table in load_published().tables:
-        whole = table.columns in ("domain", "dataset", "value")
-        found = _compare(group, table) if whole and _fits(group, table) else None
-        if found is not None and any(_identity(row) not in seen for row in found.rows):
-            kept.append(found)
-            seen |= {_identity(row) for row in found.rows}
+        data = dataset in table.names if table.columns == "dataset" else dataset == table.dataset
+        same = table.setting == group.setting and table.experiment in (None, group.experiment, experiment)
+        if not (data and same and group.severity in (None, 5) and table.measure in PERCENT):
+            continue
+        rows = [row for wanted in table.rows if (row := _compare_row(group, table, wanted, dataset)) is not None]
+        found = {"bn" if row.variant.method == "bn" else row.variant.label for row in rows}
+        if not found <= seen:
+            shown = {pair.name for row in rows for pair in row.pairs}
+            left_out = tuple(n for n in table.names if n not in shown) if table.columns == "domain" else ()
+            kept.append(PaperComparison(table, tuple(rows), left_out))
+            seen |= found
     return kept
-
-
-def compare_sweeps(groups: Sequence[ResultGroup]) -> list[SweepComparison]:
-    """Published curves over an option or the batch size, and ours."""
-    found = []
-    for table in load_published().tables:
-        fitting = [group for group in groups if _fits(group, table)]
-        for dataset, domains, variant, points in _curves(fitting, table.columns):
-            for wanted in table.rows:
-                both = [(n, v) for n, v in zip(table.names, wanted.values, strict=True) if n in points]
-                if both and _matches(variant, wanted, free=table.columns):
-                    pairs = tuple(Pair(str(n), v / 100, points[n]) for n, v in both)
-                    found.append(SweepComparison(table, dataset, variant.method, domains, pairs))
-    return found
-
-
-def published_name(dataset: str) -> str:
-    """The published data set that ours is compared with."""
-    return STAND_INS.get(dataset, dataset)
 
 
 def match_variant(group: ResultGroup, wanted: PublishedRow) -> Variant | None:
@@ -170,83 +138,38 @@ def published_times(group: ResultGroup) -> Mapping[str, float]:
     return {v.label: value for v, value in matched if v is not None and v.method != "tent"}
 
 
-def _identity(row: ComparedRow) -> str:
-    return "bn" if row.variant.method == "bn" else row.variant.label
-
-
-def _fits(group: ResultGroup, table: PublishedTable) -> bool:
-    """Whether a published table has the data, experiment, severity and setting of a group."""
-    name = published_name(group.dataset)
-    data = name in table.names if table.columns == "dataset" else name == table.dataset
-    experiment = table.experiment in (None, group.experiment, group.experiment.removesuffix("-small"))
-    severity = group.severity in (None, 5)
-    return data and experiment and severity and table.setting == group.setting and table.measure in PERCENT
-
-
-def _curves(groups: Sequence[ResultGroup], option: str) -> Iterator[tuple[str, int, Variant, Mapping[Any, float]]]:
-    """Data set, number of domains, variant and points of each curve over the batch size or an option."""
-    if option == "batch_size":
-        for family in batch_sizes(groups):
-            for series in family.series:
-                yield family.dataset, family.domains, series.variant, {p.x: p.y for p in series.points}
-        return
-    for group in groups:
-        for sweep in option_sweeps(group):
-            if sweep.option == option and all(isinstance(x, str | int | float) for x in sweep.values):
-                points = {x: point.y for x, point in zip(sweep.values, sweep.series.points, strict=True)}
-                yield group.dataset, len(group.domains), sweep.variants[0], points
-
-
-def _compare(group: ResultGroup, table: PublishedTable) -> PaperComparison | None:
-    rows = []
-    for wanted in table.rows:
-        variant = match_variant(group, wanted)
-        if variant is None:
-            continue
-        means = {domain: group.entry(variant.label, domain).mean for domain in group.domains}
-        ours = {domain: mean for domain, mean in means.items() if mean is not None}
-        pairs = _pairs(table, wanted, ours, group)
-        if pairs:
-            rows.append(ComparedRow(wanted.label, variant, pairs, _mean(table, wanted, pairs)))
-    if not rows:
+def _compare_row(group: ResultGroup, table: PublishedTable, wanted: PublishedRow, dataset: str) -> ComparedRow | None:
+    """A published row and ours; the mean is the printed one if all columns are shared, else that of the shared ones."""
+    variant = match_variant(group, wanted)
+    if variant is None:
         return None
-    shown = {pair.name for row in rows for pair in row.pairs}
-    left_out = tuple(str(n) for n in table.names if n not in shown) if table.columns == "domain" else ()
-    return PaperComparison(table, tuple(rows), left_out)
+    means = {domain: group.entry(variant.label, domain).mean for domain in group.domains}
+    ours = {domain: mean for domain, mean in means.items() if mean is not None}
+    printed = {name: value / 100 for name, value in zip(table.names, wanted.values, strict=True)}
+    if table.columns != "domain":  # one number stands for the whole data set
+        number = printed["accuracy" if table.columns == "value" else dataset]
+        target = load_published().targets.get(dataset)
+        # The printed value is the mean over all 15 corruptions, so fewer are not comparable.
+        whole = [target] if target else CORRUPTIONS if dataset.endswith("-c") else group.domains
+        printed, ours = (
+            {target or dataset: number},
+            ({target or dataset: fmean(ours[domain] for domain in whole)} if set(whole) <= set(ours) else {}),
+        )
+    pairs = tuple(Pair(name, value, ours[name]) for name, value in printed.items() if name in ours)
+    if not pairs:
+        return None
+    whole_row = len(pairs) == len(table.names) and wanted.mean is not None
+    published = wanted.mean / 100 if whole_row and wanted.mean is not None else fmean(p.published for p in pairs)
+    return ComparedRow(wanted.label, variant, pairs, Pair("mean", published, fmean(p.ours for p in pairs)))
 
 
-def _pairs(
-    table: PublishedTable, wanted: PublishedRow, ours: Mapping[str, float], group: ResultGroup
-) -> tuple[Pair, ...]:
-    printed = dict(zip(map(str, table.names), wanted.values, strict=True))
-    if table.columns == "domain":
-        return tuple(Pair(n, v / 100, ours[n]) for n, v in printed.items() if n in ours)
-    name = published_name(group.dataset)
-    number = printed["accuracy" if table.columns == "value" else name] / 100
-    target = load_published().targets.get(name)
-    if target is not None:
-        return (Pair(target, number, ours[target]),) if target in ours else ()
-    # The printed value is the mean over all 15 corruptions, so fewer are not comparable.
-    whole = CORRUPTIONS if name.endswith("-c") else group.domains
-    if not set(whole) <= set(ours):
-        return ()
-    return (Pair(name, number, fmean(ours[domain] for domain in whole)),)
-
-
-def _mean(table: PublishedTable, wanted: PublishedRow, pairs: Sequence[Pair]) -> Pair:
-    """The printed mean if all columns are shared, else the mean of the shared ones."""
-    whole = len(pairs) == len(table.names) and wanted.mean is not None
-    published = wanted.mean / 100 if whole and wanted.mean is not None else fmean(p.published for p in pairs)
-    return Pair("mean", published, fmean(p.ours for p in pairs))
-
-
-def _matches(variant: Variant, wanted: PublishedRow, *, free: str = "") -> bool:
-    """Whether a line of ours has the method and options of a published one; the option `free` may be any.
+def _matches(variant: Variant, wanted: PublishedRow) -> bool:
+    """Whether a line of ours has the method and options of a published one.
 
     What the published row names must be ours; what it leaves at its usual value may not be another here.
     """
-    ours = {n: v for n, v in effective_options(json.loads(variant.options)).items() if n != free}
-    usual, named = load_published().settings.get(wanted.method, {}), wanted.options
+    ours, named = effective_options(json.loads(variant.options)), wanted.options
+    usual = load_published().settings.get(wanted.method, {})
     if variant.method != wanted.method or ("orders" not in named and ours.get("orders") is not None):
         return False
     if any(not (isinstance(ours.get(n), list) if v == HIGHEST else ours.get(n) == v) for n, v in named.items()):

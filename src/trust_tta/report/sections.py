@@ -14,7 +14,7 @@ from typing import Any
 from trust_tta.report import charts, tables
 from trust_tta.report.chart import Chart
 from trust_tta.report.model import Report, ResultGroup, Variant
-from trust_tta.report.paper import compare, compare_sweeps
+from trust_tta.report.paper import compare
 from trust_tta.report.tables import DataTable
 from trust_tta.report.text import domain_name, joined
 from trust_tta.results import SamplePrediction
@@ -140,12 +140,8 @@ def paper_tables(group: ResultGroup) -> list[tuple[DataTable, DataTable | None]]
 
 def across_sections(groups: Sequence[ResultGroup]) -> list[Section]:
     """Comparisons between groups."""
-    sweeps = [tables.paper_sweep_table(pair) for pair in compare_sweeps(groups)]
-    found = [
-        Section("Batch size", charts=charts.by_batch_size(groups), free=True),
-        Section("Curves next to the paper's", tables=sweeps),
-    ]
-    return [section for section in found if section.has_content]
+    found = Section("Batch size", charts=charts.by_batch_size(groups), free=True)
+    return [found] if found.has_content else []
 
 
 def order_sections(records: Sequence[EntropyByOrder]) -> list[Section]:

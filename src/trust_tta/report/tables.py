@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trust_tta.report.model import Place, ResultGroup, Variant
-from trust_tta.report.paper import PaperComparison, SweepComparison, published_times
+from trust_tta.report.paper import PaperComparison, published_times
 from trust_tta.report.significance import difference, equal_time, equal_updates, ranking, seed_means
 from trust_tta.report.text import counted, domain_name, joined, safe_line, short_domain
 from trust_tta.results import Aggregate, Cell, format_gain, format_percent, format_value
@@ -253,19 +253,6 @@ def paper_domains_table(group: ResultGroup, comparison: PaperComparison) -> Data
     if any(name in below for name in names):
         caption += "; ▼: the paper's TRUST is below the paper's source"
     return DataTable(f"paper {comparison.table.place} by domain", caption, columns, tuple(rows))
-
-
-def paper_sweep_table(sweep: SweepComparison) -> DataTable:
-    """A published curve over an option, and ours."""
-    rows = [Row(p.name, (_percent(p.published, "num theirs"), _percent(p.ours), _gain(p.difference)))
-            for p in sweep.pairs]  # fmt: skip
-    option = sweep.table.columns.replace("_", " ")
-    domains = "one domain" if sweep.domains == 1 else f"mean of {sweep.domains} domains"
-    what = f"{sweep.method} by {option}, in percent; this run: {safe_line(sweep.dataset)}, {domains}"
-    note = f"; {sweep.table.note}" if sweep.table.note else ""
-    caption = f"{sweep.table.place}, {sweep.table.about}: {what}{note}"
-    columns = _columns(option, PUBLISHED, OURS, "difference")
-    return DataTable(f"paper {sweep.table.place} {safe_line(sweep.dataset)}", caption, columns, tuple(rows))
 
 
 _GAP = TableCell(MISSING, role="gap")
