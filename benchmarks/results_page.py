@@ -242,8 +242,6 @@ source tent trust`, beside other programs, so that its times are not to be used;
 pixels are of the commit that it names, the rest is of e1c93d6 | the same |
 | `profile_h200.json`, `profile_h200_b1.json` | `python benchmarks/profile_steps.py`, once for each dtype, batch 128; \
 at batch 1 | one H200 |
-| `cpu_scan.json` | `python benchmarks/cpu_scan.py --repeats 3 --out cpu_scan.json` | two cores of a server CPU |
-| `triton_scan_h200.json` | `python benchmarks/triton_scan.py triton_scan_h200.json` | one H200 |
 | `ruinous_streams_h200.json` | `python benchmarks/ruinous_streams.py ruinous_streams_h200 --plan PLAN --processes 4`; \
 the plan is in the record, of which the end was cut | one H200 |
 | `guard_time_h200.json` | the same with one process, alone on the machine | one H200 |
@@ -259,8 +257,6 @@ weights | two cores of a server CPU, busy |
 --requests 10000 --streams 200 --malformed 2000` | the same |
 | `export.json` | `python -m benchmarks.export --rounds 12` | \
 two cores of a server CPU (the record has the load) |
-| `replicas.json` | `python -m benchmarks.replicas --device cuda --count 1024 --seeds 3`; what was not begun \
-after 260 s is missing | one H200 |
 | `cluster_kills.json`, `cluster_speed.json` | `python -m benchmarks.cluster_kills`, \
 `python -m benchmarks.cluster_speed` \
 | two cores of a server CPU |
@@ -290,11 +286,6 @@ NOTES = """
 The four networks learned from scratch on some 7,000 images each: right on 80 to 89 % of held-out images of their own
 domains, on a third to three fifths of the new one's. There batch statistics (`bn`) lose to the source in three of four
 domains, and methods that learn from their own predictions stand or fall with those.
-
-## The other records
-`cpu_scan.json`: seconds. The loop "as Mamba's reference" is the one that implementations of VMamba fall back to without
-a CUDA kernel. `triton_scan_h200.json`: errors against float64, and milliseconds with their ratio to the time in which a
-copy on the device moves the same bytes.
 
 ## Corrupted images
 

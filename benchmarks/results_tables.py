@@ -17,7 +17,6 @@ from pathlib import Path
 from trust_tta.atomic import replacing
 from trust_tta.report.formats import plain_table, to_markdown
 from trust_tta.report.model import Report, ResultGroup, read_report
-from trust_tta.report.significance import domain_seeds
 from trust_tta.report.summary import summarize
 from trust_tta.report.tables import (
     accuracy_table,
@@ -334,7 +333,7 @@ def short_commit(commit: str) -> str:
 
 def six_updates(group: ResultGroup) -> str:
     """TRUST less the default order at as many updates, by domain and seed."""
-    both = {d: [domain_seeds(group, label, d) for label in (TRUST, SIX_STEPS)] for d in group.domains}
+    both = {d: [group.seeds_of(label, d) for label in (TRUST, SIX_STEPS)] for d in group.domains}
     seeds = sorted(set.intersection(*(set(found) for pair in both.values() for found in pair)))
     if not seeds:
         return "Not both have every domain."

@@ -32,8 +32,6 @@ STATISTICS = 2 * 15_000  # values of the norms, at most
 RESERVOIR = 32 * 3 * 224 * 224 * 2  # images of a canary, in half precision
 SNAPSHOT_EVERY, KEPT = 1024, 5
 EVENT_BYTES, PREDICTION_BYTES = 700, 160
-NIC = 25e9 / 8  # bytes per second of a node of 8 GPUs
-ROUND = 30.0  # seconds between two merges of a replica, where merges go by time
 LATENCY = 1.0  # seconds that an image may wait
 
 
@@ -143,7 +141,6 @@ def stream_bytes() -> dict[str, float]:
     return {
         "in memory": 6 * weights + 8 * STATISTICS + RESERVOIR,
         "snapshot": 3 * weights + 4 * STATISTICS + RESERVOIR,
-        "offer": weights + 4 * STATISTICS,
     }
 
 
@@ -180,12 +177,10 @@ def _service_table(tide: Costs) -> str:
     sizes, per_gpu = stream_bytes(), sustained(tide, 16)[0]
     names = ["images per day, 16 streams per GPU", "streams", "memory of streams per GPU", "snapshots kept"]
     names += ["snapshots written per second, every 1,024 images", "the same, once in 10 minutes per stream"]
-    names += [f"averaging, per second, a merge per {ROUND:.0f} s", "averaging through one coordinator, of its network"]
     names += ["predictions and events per day"]
     columns = []
     for gpus in (1, 100, 10_000):
         rate, streams = gpus * per_gpu, 16 * gpus
-        averaging = 2 * sizes["offer"] * gpus / ROUND
         columns.append(
             [
                 f"{rate * DAY:.1e}",
@@ -194,8 +189,6 @@ def _service_table(tide: Costs) -> str:
                 _bytes(KEPT * streams * sizes["snapshot"]),
                 _bytes(rate / SNAPSHOT_EVERY * sizes["snapshot"]),
                 _bytes(streams * sizes["snapshot"] / 600),
-                _bytes(averaging),
-                f"{averaging / NIC:.2f} x",
                 _bytes(rate * DAY * PREDICTION_BYTES + streams * 100 * EVENT_BYTES),
             ]
         )
@@ -208,7 +201,6 @@ def _limits_table(tide: Costs) -> str:
     sizes, per_gpu = stream_bytes(), sustained(tide, 16)[0]
     room = int((GPU_BYTES - NETWORK_BYTES - ACTIVATIONS) / sizes["in memory"])
     stored = int(2e9 / (per_gpu / SNAPSHOT_EVERY * sizes["snapshot"]))
-    members = int(NIC * ROUND / (2 * sizes["offer"]))
     rows = [
         (
             "streams in the memory of a GPU",
@@ -227,12 +219,6 @@ def _limits_table(tide: Costs) -> str:
             f"{stored} GPUs per 2 GB/s of storage",
             "they grow with traffic, not with what was learned",
             "by time; without moments, in half precision",
-        ),
-        (
-            "one coordinator",
-            f"{members:,} replicas",
-            f"{_bytes(sizes['offer'])} in and out per replica and merge, over 25 Gbit/s",
-            "a tree of mergers, or an all-reduce per domain",
         ),
         ("one writer of results", "one machine's SQLite", "a transaction per cell", "a server behind the same claims"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -65,11 +66,12 @@ def test_bench_logs_while_it_runs_and_the_table_stays(
 
     logged: list[str] = []
 
-    class Remembering(trackers.TensorBoard):
-        def log(self, experiment: str, run: str, settings: object, values: object) -> None:
-            logged.append(f"{run} after {capsys.readouterr().out.count(' seed 0 ')} lines")
+    def remember(experiment: str, run: str, settings: object) -> AbstractContextManager[trackers.Log]:
+        return nullcontext(
+            lambda values: logged.append(f"{run} after {capsys.readouterr().out.count(' seed 0 ')} lines")
+        )
 
-    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", Remembering)
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", lambda folder: remember)
     config = tiny_config(tmp_path)
     flags = ["--model", "vmamba_nano", "--checkpoint", str(config.model.checkpoint), "--dataset", "sample"]
     flags += ["--domains", "fog", "--limit", "16", "--batch-size", "16", "--methods", "source,tent"]
@@ -115,13 +117,9 @@ def test_tracker_out_of_reach_fails_at_the_end_and_names_the_remedy(
 ) -> None:
     from trust_tta.bench import trackers
 
-    class Unreachable:
-        def log(self, *arguments: object) -> None:
-            raise ConnectionError("no route to host")
+    def unreachable(experiment: str, run: str, settings: object) -> AbstractContextManager[trackers.Log]:
+        raise ConnectionError("no route to host")
 
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setitem(trackers.TRACKERS, "mlflow", lambda folder: Unreachable())
+    monkeypatch.setitem(trackers.TRACKERS, "mlflow", lambda folder: unreachable)
     with pytest.raises(TrustError, match="no route to host; the results are in the store: run the same command again"):
         log("mlflow", folder)

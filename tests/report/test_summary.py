@@ -7,7 +7,7 @@ import pytest
 
 from tests.report.samples import make_cell, make_groups, plausible_cells
 from trust_tta.report.model import ResultGroup
-from trust_tta.report.significance import difference, seed_means
+from trust_tta.report.significance import difference
 from trust_tta.report.summary import summarize
 from trust_tta.results import Cell, Failure
 
@@ -44,7 +44,7 @@ def test_paired_differences_in_closed_form() -> None:
     found = difference(group, trust, tent)
     assert found.gain == found.seeds.mean == pytest.approx(0.025)
     assert found.seeds.half_width == pytest.approx(12.706204736 * 0.03 / math.sqrt(2) / math.sqrt(2))
-    assert seed_means(group, "trust") == {0: 0.70, 1: 0.74}
+    assert group.seed_means("trust") == {0: 0.70, 1: 0.74}
 
 
 def test_summary_says_when_trust_does_not_win() -> None:

@@ -1,14 +1,17 @@
-"""Labels of methods, and images that only one of two cells has right."""
+"""Labels of methods, number formats, and images that only one of two cells has right."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from decimal import Decimal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.results.samples import KEY, PROVENANCE, RESULT
-from trust_tta.results import Cell, discordant, make_label
+from trust_tta.results import Cell, discordant, format_gain, format_percent, format_value, make_label
 
 
 def test_a_label_shows_what_sets_a_method_apart() -> None:
@@ -29,3 +32,54 @@ def test_discordant_images_are_counted(pairs: list[tuple[bool, bool]]) -> None:
     assert discordant(one, other) == (sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs))
     assert discordant(one, cell([b for _, b in pairs], fingerprint="other")) is None
     assert discordant(one, Cell(KEY, RESULT, PROVENANCE)) is None
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (0.775, "77.5"),
+        (0.7745, "77.4"),
+        (0.7755, "77.6"),
+        (0.6665, "66.6"),
+        (0.77450001, "77.5"),
+        (1.0, "100.0"),
+        (0.0, "0.0"),
+        (-0.0, "0.0"),
+        (-0.0004, "0.0"),
+        (1e-300, "0.0"),
+        (2 / 3, "66.7"),
+        (None, "–"),
+        (math.nan, "–"),
+        (math.inf, "inf"),
+    ],
+)
+def test_percent_rounds_half_to_even_on_the_decimal(x: float | None, text: str) -> None:
+    assert format_percent(x) == text
+
+
+@given(st.integers(0, 10**6))
+def test_percent_is_never_off_by_more_than_half_a_digit(millionths: int) -> None:
+    text = format_percent(millionths / 10**6)
+    assert abs(Decimal(text) - Decimal(millionths) / 10**4) <= Decimal("0.05")
+
+
+@pytest.mark.parametrize(
+    ("x", "text"), [(0.013, "+1.3"), (-0.002, "-0.2"), (0.0, "0.0"), (0.0004, "0.0"), (-0.0004, "0.0"), (None, "–")]
+)
+def test_gains_carry_their_sign(x: float | None, text: str) -> None:
+    assert format_gain(x) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "text"),
+    [
+        ("ece", 0.0525, "5.2"),
+        ("nll", 1.0625, "1.062"),
+        ("updates", 79.0, "79"),
+        ("peak_memory", 3 * 2**20, "3.0"),
+        ("peak_memory", None, "–"),
+        ("seconds_median", 1234.5, "1234.500"),
+    ],
+)
+def test_other_values_have_their_own_digits(name: str, x: float | None, text: str) -> None:
+    assert format_value(name, x) == text

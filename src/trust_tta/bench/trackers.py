@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.errors import DependencyError, TrustError, reason_of
@@ -20,129 +20,89 @@ from trust_tta.results import Cell, ResultStore
 
 MEASURES = ("accuracy", "accuracy_before", "clean_accuracy", "ece", "nll", "brier", "entropy", "seconds_median")
 
-
-class Tracker(Protocol):
-    """A destination of results; `experiment` groups runs, `settings` describe one."""
-
-    def log(self, experiment: str, run: str, settings: Mapping[str, str], values: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
+Settings: TypeAlias = Mapping[str, str]
+Log: TypeAlias = Callable[[Mapping[str, float]], None]
+OpenRun: TypeAlias = Callable[[str, str, Settings], AbstractContextManager[Log]]
+"""Opens a run of an experiment (name, name of the run, its settings); gives the function that logs values to it."""
 
 
-class TensorBoard:
+def tensorboard(folder: Path) -> OpenRun:
     """Event files in FOLDER/experiment/run; those of an earlier process are replaced."""
+    require("tensorboard", extra="tensorboard")
 
-    def __init__(self, folder: Path) -> None:
-        require("tensorboard", extra="tensorboard")
-        self.folder, self.writers = folder, dict[Path, Any]()
-
-    def log(self, experiment: str, run: str, settings: Mapping[str, str], values: Mapping[str, float]) -> None:
+    @contextmanager
+    def open_run(experiment: str, run: str, settings: Settings) -> Iterator[Log]:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = self.folder / _plain(experiment) / _plain(run)
-        if folder not in self.writers:
-            for earlier in folder.glob("events.out.tfevents.*"):
-                earlier.unlink()
-            self.writers[folder] = SummaryWriter(str(folder))
-            self.writers[folder].add_text("settings", "\n".join(f"- {key}: {text}" for key, text in settings.items()))
-        for name, value in values.items():
-            self.writers[folder].add_scalar(name, value, 0)
-        self.writers[folder].flush()
+        place = folder / _plain(experiment) / _plain(run)
+        for earlier in place.glob("events.out.tfevents.*"):
+            earlier.unlink()
+        with SummaryWriter(str(place)) as writer:
+            writer.add_text("settings", "\n".join(f"- {key}: {text}" for key, text in settings.items()))
 
-    def close(self) -> None:
-        for writer in self.writers.values():
-            writer.close()
+            def log(values: Mapping[str, float]) -> None:
+                for name, value in values.items():
+                    writer.add_scalar(name, value, 0)
+                writer.flush()
+
+            yield log
+
+    return open_run
 
 
-class MLflow:
+def mlflow(_folder: Path) -> OpenRun:
     """Runs on the server of MLFLOW_TRACKING_URI, found again by a tag."""
+    library: Any = require("mlflow", extra="mlflow")
+    client = library.MlflowClient()
 
-    def __init__(self) -> None:
-        mlflow = require("mlflow", extra="mlflow")
-        self.client, self.set_experiment = mlflow.MlflowClient(), mlflow.set_experiment
-        self.runs: dict[tuple[str, str], Any] = {}
+    @contextmanager
+    def open_run(experiment: str, run: str, settings: Settings) -> Iterator[Log]:
+        group, tag = library.set_experiment(experiment).experiment_id, hashlib.sha256(run.encode()).hexdigest()
+        found = client.search_runs([group], f"tags.trust_tta = '{tag}'")
+        opened = found[0] if found else client.create_run(group, run_name=run, tags={"trust_tta": tag})
+        for key, text in {} if found else settings.items():
+            client.log_param(opened.info.run_id, key, text)
 
-    def log(self, experiment: str, run: str, settings: Mapping[str, str], values: Mapping[str, float]) -> None:
-        if (experiment, run) not in self.runs:
-            self.runs[experiment, run] = self._open(experiment, run, settings)
-        opened = self.runs[experiment, run]
-        for name, value in values.items():
-            if _plain(name) not in opened.data.metrics:
-                self.client.log_metric(opened.info.run_id, _plain(name), value)
+        def log(values: Mapping[str, float]) -> None:
+            for name in [name for name in values if _plain(name) not in opened.data.metrics]:
+                client.log_metric(opened.info.run_id, _plain(name), values[name])
 
-    def _open(self, experiment: str, run: str, settings: Mapping[str, str]) -> Any:
-        group, tag = self.set_experiment(experiment).experiment_id, hashlib.sha256(run.encode()).hexdigest()
-        if found := self.client.search_runs([group], f"tags.trust_tta = '{tag}'"):
-            return found[0]
-        opened = self.client.create_run(group, run_name=run, tags={"trust_tta": tag})
-        for key, text in settings.items():
-            self.client.log_param(opened.info.run_id, key, text)
-        return opened
+        yield log
+        client.set_terminated(opened.info.run_id)
 
-    def close(self) -> None:
-        for opened in self.runs.values():
-            self.client.set_terminated(opened.info.run_id)
+    return open_run
 
 
-class WeightsAndBiases:
+def wandb(_folder: Path) -> OpenRun:
     """Runs of a project named after the experiment; `WANDB_MODE=offline` keeps them on disk."""
+    library: Any = require("wandb", extra="wandb")
 
-    def __init__(self) -> None:
-        self.wandb = require("wandb", extra="wandb")
-        self.runs: dict[tuple[str, str], Any] = {}
+    @contextmanager
+    def open_run(experiment: str, run: str, settings: Settings) -> Iterator[Log]:
+        digest = hashlib.sha256(f"{experiment}/{run}".encode()).hexdigest()[:16]
+        resume = None if library.setup().settings.mode == "offline" else "allow"
+        opened = library.init(
+            project=_plain(experiment), name=run, id=digest, config=dict(settings), reinit="create_new", resume=resume
+        )
+        yield lambda values: opened.summary.update(dict(values))
+        opened.finish()
 
-    def log(self, experiment: str, run: str, settings: Mapping[str, str], values: Mapping[str, float]) -> None:
-        if (experiment, run) not in self.runs:
-            digest = hashlib.sha256(f"{experiment}/{run}".encode()).hexdigest()[:16]
-            self.runs[experiment, run] = self.wandb.init(
-                project=_plain(experiment), name=run, id=digest, config=dict(settings), reinit="create_new",
-                resume=None if self.wandb.setup().settings.mode == "offline" else "allow",
-            )  # fmt: skip
-        self.runs[experiment, run].summary.update(dict(values))
-
-    def close(self) -> None:
-        for run in self.runs.values():
-            run.finish()
+    return open_run
 
 
-TRACKERS: dict[str, Callable[[Path], Tracker]] = {
-    "mlflow": lambda folder: MLflow(),
-    "tensorboard": TensorBoard,
-    "wandb": lambda folder: WeightsAndBiases(),
-}
+TRACKERS: dict[str, Callable[[Path], OpenRun]] = {"mlflow": mlflow, "tensorboard": tensorboard, "wandb": wandb}
 
 
 class CellLogger:
     """Sends finished cells of experiments to a tracker; one that is out of reach does not stop the benchmark."""
 
-    def __init__(self, name: str, parts: Sequence[RunConfig]) -> None:
-        self.name, self.logged = name, set[str]()
+    def __init__(self, open_run: OpenRun, parts: Sequence[RunConfig]) -> None:
+        self.open_run, self.logged, self.runs, self.opened = open_run, set[str](), dict[str, Log](), ExitStack()
         self.wanted = {(part.experiment, part.data.dataset) for part in parts}
         self.stores = list(dict.fromkeys(part.store for part in parts))
-        try:
-            self.tracker = TRACKERS[name](Path(parts[0].store).parent / "tensorboard")
-        except DependencyError:
-            raise
-        except Exception as error:
-            raise TrustError(f"--log {name}: {type(error).__name__}: {reason_of(error)}") from error
 
     def update(self) -> None:
-        """Log what has finished since the last call; a failure is tried again at the next."""
-        with suppress(Exception):
-            self._log_new()
-
-    def close(self) -> None:
-        """Log the rest; raises TrustError if something could not be logged."""
-        try:
-            self._log_new()
-            self.tracker.close()
-        except Exception as error:
-            raise TrustError(
-                f"--log {self.name}: {type(error).__name__}: {reason_of(error)}; the results are in the store: run the "
-                "same command again to log them"
-            ) from error
-
-    def _log_new(self) -> None:
+        """Log what has finished since the last call."""
         for path in filter(lambda path: Path(path).exists(), self.stores):
             with ResultStore(path, create=False) as store:
                 cells = store.results(
@@ -150,24 +110,49 @@ class CellLogger:
                     history=False,
                 )
             for cell in cells:
-                self.tracker.log(cell.key.experiment, run_name(cell), settings_of(cell), values_of(cell))
+                experiment, run = cell.key.experiment, run_name(cell)
+                if f"{experiment}/{run}" not in self.runs:
+                    opened = self.open_run(experiment, run, settings_of(cell))
+                    self.runs[f"{experiment}/{run}"] = self.opened.enter_context(opened)
+                self.runs[f"{experiment}/{run}"](values_of(cell))
                 self.logged.add(cell.key.digest)
 
 
 @contextmanager
 def log_cells(name: str | None, parts: Sequence[RunConfig]) -> Iterator[Callable[[], None] | None]:
-    """The function that logs newly finished cells of these experiments; None without a tracker."""
+    """The function that logs newly finished cells of these experiments; None without a tracker.
+
+    What fails is tried again at the next call; at the end it raises TrustError.
+    """
     if name is None:
         yield None
         return
-    logger = CellLogger(name, parts)
     try:
-        yield logger.update
-    except BaseException:
-        with suppress(TrustError):
-            logger.close()
+        logger = CellLogger(TRACKERS[name](Path(parts[0].store).parent / "tensorboard"), parts)
+    except DependencyError:
         raise
-    logger.close()
+    except Exception as error:
+        raise TrustError(f"--log {name}: {type(error).__name__}: {reason_of(error)}") from error
+
+    def update() -> None:
+        with suppress(Exception):
+            logger.update()
+
+    try:
+        yield update
+    except BaseException:
+        update()
+        with suppress(Exception):
+            logger.opened.close()
+        raise
+    try:
+        with logger.opened:
+            logger.update()
+    except Exception as error:
+        raise TrustError(
+            f"--log {name}: {type(error).__name__}: {reason_of(error)}; the results are in the store: run the "
+            "same command again to log them"
+        ) from error
 
 
 def run_name(cell: Cell) -> str:

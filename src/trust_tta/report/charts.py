@@ -10,13 +10,12 @@ from typing import Any
 
 from trust_tta.report.chart import Chart, Heatmap, Kind, Point, Series, finite_mean, shades
 from trust_tta.report.model import Report, ResultGroup, Variant, effective_options
-from trust_tta.report.significance import domain_seeds, paired, seed_means
+from trust_tta.report.significance import paired
 from trust_tta.report.text import domain_name, safe_line, short_domain
-from trust_tta.results import Cell, Reliability, format_percent
+from trust_tta.results import Cell, Reliability, aggregate, format_percent
 from trust_tta.results.display import BASELINES
 from trust_tta.results.order_records import EntropyByOrder
 from trust_tta.results.record import BINS
-from trust_tta.results.select import aggregate
 
 MAX_POINTS = 60  # of a curve along the stream
 INTERVALS = " Bars are 95 % intervals over seeds."
@@ -94,7 +93,7 @@ def before_after(group: ResultGroup) -> list[Chart]:
     before, series = group.means("accuracy_before"), list[Series]()
     for c in group.costs:
         label = c.variant.label
-        after, earlier = seed_means(group, label), seed_means(group, label, "accuracy_before")
+        after, earlier = group.seed_means(label), group.seed_means(label, "accuracy_before")
         if label in before and c.updates > 0 and after != earlier:
             half = paired(after, earlier).half_width
             note = f" ({format_percent(before[label])} before, {format_percent(c.accuracy)} after the update)"
@@ -260,10 +259,10 @@ def domain_series(group: ResultGroup, value: str = "accuracy", *, over: Variant 
     for variant in kept:
         points = []
         for i, domain in enumerate(group.domains):
-            seeds = domain_seeds(group, variant.label, domain, value)
+            seeds = group.seeds_of(variant.label, domain, value)
             entry, gain = aggregate([*seeds.values()]), 0.0
             if over is not None:
-                others = domain_seeds(group, over.label, domain, value)
+                others = group.seeds_of(over.label, domain, value)
                 other = aggregate([*others.values()]).mean
                 gain, entry = (
                     math.nan if other is None else other,

@@ -20,7 +20,7 @@ from trust_tta.errors import ConfigError, DataError
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 from trust_tta.report.text import safe_line, short_name
 from trust_tta.report.theme import Style, style_of
-from trust_tta.results import Aggregate, Cell, CellKey, Counts, Failure, ResultStore, Table, table
+from trust_tta.results import Aggregate, Cell, CellKey, Counts, Failure, ResultStore, aggregate
 from trust_tta.results.display import BASELINES, rank
 from trust_tta.results.order_records import EntropyByOrder
 from trust_tta.schema import did_you_mean
@@ -173,27 +173,38 @@ class ResultGroup:
         """The finished runs of one variant."""
         return [cell for domain in self.domains for cell in self.at.get((label, domain), [])]
 
-    def table(self, value: str = "accuracy") -> Table:
-        """Variants by domains, averaged over seeds; finished runs only."""
-        if value not in self._tables:
-            self._tables[value] = table(self.cells, value=value)
-        return self._tables[value]
+    def seeds_of(self, label: str, domain: str, value: str = "accuracy") -> dict[int, float]:
+        """A value of a variant on one domain by seed; NaN is left out."""
+        found = {cell.key.seed: getattr(cell.result, value) for cell in self.at.get((label, domain), [])}
+        return {seed: float(x) for seed, x in sorted(found.items()) if x is not None and not math.isnan(x)}
 
-    @cached_property
-    def _tables(self) -> dict[str, Table]:
-        return {}
+    def seed_means(self, label: str, value: str = "accuracy") -> dict[int, float]:
+        """The mean over domains by seed, for seeds that have all domains."""
+        found = [self.seeds_of(label, domain, value) for domain in self.domains]
+        shared = sorted(set.intersection(*map(set, found))) if found else []
+        return {seed: math.fsum(numbers[seed] for numbers in found) / len(found) for seed in shared}
 
     def entry(self, label: str, domain: str) -> Aggregate:
         """The accuracy of a variant on a domain; empty if no run has finished."""
-        pivot = self.table()
-        return pivot.cell(label, domain) if label in pivot.rows and domain in pivot.columns else Aggregate()
+        return aggregate([*self.seeds_of(label, domain).values()])
 
     def mean(self, label: str, value: str = "accuracy") -> Aggregate:
-        """The mean of a variant over all domains; empty if one is missing."""
-        pivot = self.table(value)
-        if label not in pivot.rows or set(pivot.columns) != set(self.domains):
-            return Aggregate()
-        return pivot.means[pivot.rows.index(label)]
+        """The mean of a variant over all domains; empty if one is missing, no interval if seeds differ."""
+        if (label, value) not in self._means:
+            seeds = [self.seeds_of(label, domain, value) for domain in self.domains]
+            if seeds and all(seeds) and all(numbers.keys() == seeds[0].keys() for numbers in seeds):
+                found = aggregate([*self.seed_means(label, value).values()])
+            elif seeds and all(seeds):
+                means = [math.fsum(numbers.values()) / len(numbers) for numbers in seeds]
+                found = Aggregate(math.fsum(means) / len(means), n=min(map(len, seeds)))
+            else:
+                found = Aggregate()
+            self._means[label, value] = found
+        return self._means[label, value]
+
+    @cached_property
+    def _means(self) -> dict[tuple[str, str], Aggregate]:
+        return {}
 
     def means(self, value: str = "accuracy") -> dict[str, float]:
         """The means over all domains by label, for variants that have finished all."""
@@ -212,12 +223,15 @@ class ResultGroup:
     @cached_property
     def costs(self) -> tuple[Cost, ...]:
         """Accuracy and cost of each variant that has finished all domains."""
-        reached = self.means()
-        return tuple(
-            _cost(variant, reached[variant.label], self.cells_of(variant.label))
-            for variant in self.variants
-            if variant.label in reached
-        )
+        found = []
+        for variant in self.variants:
+            accuracy, cells = self.mean(variant.label).mean, self.cells_of(variant.label)
+            if accuracy is not None:
+                batches = sum(cell.batches for cell in cells)
+                names = ("updates", "forwards", "backwards")
+                counts = (sum(getattr(cell.result, name) for cell in cells) / batches for name in names)
+                found.append(Cost(variant, accuracy, *counts, _milliseconds(cells)))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -347,13 +361,14 @@ def _distinguish_labels(items: Sequence[AnyCell]) -> list[AnyCell]:
 
 
 def _split(group: ResultGroup, fields: Sequence[str]) -> list[ResultGroup]:
-    """The group, or its parts by the first of `fields` that make each fit one table."""
-    try:
-        group.table()
-    except ConfigError:
-        if not fields:
-            raise
-    else:
+    """The group, or its parts by the first of `fields` that leave one run for each entry and seed."""
+    keys = [[cell.key for cell in cells] for cells in group.at.values()]
+    fits = all(
+        len({key.seed for key in same}) == len(same)
+        and all(len({getattr(key, name) for key in same}) == 1 for name in _SPLIT_FIELDS if name != "fingerprint")
+        for same in keys
+    )
+    if fits or not fields:
         return [group]
     name, *rest = fields
     parts: dict[str, list[AnyCell]] = defaultdict(list)
@@ -381,14 +396,6 @@ def _label_rank(key: CellKey, label: str) -> tuple[object, ...]:
     """Sort key: by method, a variant without options in its label first, then by options."""
     options = [rank(name, value) for name, value in sorted(key.option_values.items())]
     return rank("method", key.method), label != key.method, options
-
-
-def _cost(variant: Variant, accuracy: float, cells: Sequence[Cell]) -> Cost:
-    batches = sum(cell.batches for cell in cells)
-    updates, forwards, backwards = (
-        sum(getattr(cell.result, name) for cell in cells) / batches for name in ("updates", "forwards", "backwards")
-    )
-    return Cost(variant, accuracy, updates, forwards, backwards, _milliseconds(cells))
 
 
 def _milliseconds(cells: Sequence[Cell]) -> float | None:

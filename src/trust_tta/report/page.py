@@ -23,7 +23,7 @@ from trust_tta.report.tables import accuracy_table, short_stream_note
 from trust_tta.report.text import domain_name, duration, safe
 from trust_tta.report.theme import palette_css
 from trust_tta.results import Cell, CellKey, Provenance
-from trust_tta.results.select import VALUES
+from trust_tta.results.record import VALUES
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from trust_tta.report.model import Cost, ResultGroup, Variant
-from trust_tta.results import Aggregate, discordant, format_percent
-from trust_tta.results.select import aggregate
+from trust_tta.results import Aggregate, aggregate, discordant, format_percent
 
 ALPHA = 0.05  # significance level of the test over images
 MIN_IMAGES = 6  # difference in images; below it McNemar's test is never significant
@@ -73,7 +71,7 @@ class EqualCostPair:
 def difference(group: ResultGroup, first: Variant, second: Variant) -> Difference:
     """The mean of `first` minus that of `second`, over their shared seeds; both have finished all domains."""
     reached = group.means()
-    seeds = paired(seed_means(group, first.label), seed_means(group, second.label))
+    seeds = paired(group.seed_means(first.label), group.seed_means(second.label))
     gain = reached[first.label] - reached[second.label] if seeds.mean is None else seeds.mean
     cells = group.cells_of(first.label)
     images = gain * sum(cell.result.samples for cell in cells) / len({cell.key.seed for cell in cells})
@@ -95,19 +93,6 @@ def leaders(group: ResultGroup) -> list[Variant]:
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Aggregate:
     """`first` minus `second` over their shared seeds."""
     return aggregate([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
-
-
-def seed_means(group: ResultGroup, label: str, value: str = "accuracy") -> dict[int, float]:
-    """The mean over domains by seed, for seeds that have all domains."""
-    found = [domain_seeds(group, label, domain, value) for domain in group.domains]
-    shared = sorted(set.intersection(*map(set, found)))
-    return {seed: math.fsum(numbers[seed] for numbers in found) / len(found) for seed in shared}
-
-
-def domain_seeds(group: ResultGroup, label: str, domain: str, value: str = "accuracy") -> dict[int, float]:
-    """A value on one domain by seed."""
-    found = {cell.key.seed: getattr(cell.result, value) for cell in group.at.get((label, domain), [])}
-    return {seed: number for seed, number in found.items() if number is not None and math.isfinite(number)}
 
 
 def mcnemar(first_only: int, second_only: int) -> float:

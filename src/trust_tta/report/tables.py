@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from trust_tta.report.model import Place, ResultGroup, Variant
 from trust_tta.report.paper import PaperComparison, published_times
-from trust_tta.report.significance import difference, equal_time, equal_updates, ranking, seed_means
+from trust_tta.report.significance import difference, equal_time, equal_updates, ranking
 from trust_tta.report.text import counted, domain_name, joined, safe_line, short_domain
 from trust_tta.results import Aggregate, Cell, format_gain, format_percent, format_value
 from trust_tta.results.display import MISSING
@@ -83,7 +83,7 @@ def accuracy_table(group: ResultGroup) -> DataTable:
         first = [_mean_cell(group, variant, mean), _worst_cell(group, variant)]
         rows.append(_row(group, variant, [*first, *over, *cells] if several else [*cells, *over]))
     best = [j for j, column in enumerate(columns) if column.role != "gain"]
-    fewest = min((len(seed_means(group, v.label)) for v in group.variants if group.cells_of(v.label)), default=0)
+    fewest = min((len(group.seed_means(v.label)) for v in group.variants if group.cells_of(v.label)), default=0)
     seeds = counted(len(group.seeds), "seed")
     seeds = seeds if fewest in (0, len(group.seeds)) else f"{fewest} to {seeds}"
     measure = group.measure[0].upper() + group.measure[1:]
@@ -93,7 +93,7 @@ def accuracy_table(group: ResultGroup) -> DataTable:
 
 def notes(group: ResultGroup) -> list[str]:
     """Unit, number of seeds, missing results and short streams, for tables in plain text."""
-    counts = sorted({entry.n for row in group.table().cells for entry in row if entry.n})
+    counts = sorted({n for v in group.variants for domain in group.domains if (n := group.entry(v.label, domain).n)})
     seeds = "no results" if not counts else f"mean over {counted(counts[0], 'seed')}"
     seeds = f"mean over {counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else seeds
     missing = [

@@ -1,5 +1,6 @@
 """Records of benchmark runs, the results store, and aggregation over seeds; without torch."""
 
+from trust_tta.results.aggregate import Aggregate, aggregate
 from trust_tta.results.codec import canonical_json, from_json, to_json
 from trust_tta.results.display import format_gain, format_percent, format_value, make_label
 from trust_tta.results.export import write_csv, write_parquet
@@ -13,7 +14,6 @@ from trust_tta.results.record import (
     SamplePrediction,
     discordant,
 )
-from trust_tta.results.select import Aggregate, Table, table
 from trust_tta.results.store import Counts, Failure, ResultStore
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Reliability",
     "ResultStore",
     "SamplePrediction",
-    "Table",
+    "aggregate",
     "canonical_json",
     "discordant",
     "format_gain",
@@ -36,7 +36,6 @@ __all__ = [
     "format_value",
     "from_json",
     "make_label",
-    "table",
     "to_json",
     "write_csv",
     "write_parquet",

@@ -13,8 +13,7 @@ from typing import Any, get_args, get_type_hints
 from trust_tta.atomic import replacing
 from trust_tta.optional import require
 from trust_tta.results.display import key_rank
-from trust_tta.results.record import Cell, CellKey, CellResult, Provenance
-from trust_tta.results.select import VALUES
+from trust_tta.results.record import VALUES, Cell, CellKey, CellResult, Provenance
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
 

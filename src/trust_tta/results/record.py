@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from trust_tta.errors import ConfigError, DataError
@@ -175,6 +175,10 @@ class CellResult:
         if self.correct and len(self.correct) != -(-self.samples // 8):
             n = len(self.correct)
             raise DataError(f"`correct` has {n} bytes for {self.samples} images; give one bit per image")
+
+
+_NO_NUMBERS = ("history", "reliability", "confusion", "predictions", "correct", "pixels", "masks")
+VALUES = tuple(f.name for f in fields(CellResult) if f.name not in _NO_NUMBERS)  # columns of flat files and the page
 
 
 @dataclass(frozen=True, kw_only=True)
