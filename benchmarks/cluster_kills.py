@@ -1,6 +1,7 @@
 """A sweep on a cluster of this machine whose workers, nodes and driver are killed, again and again.
 
     PYTHONPATH=src python -m benchmarks.cluster_kills --out docs/results/cluster_kills.json
+    PYTHONPATH=src python -m benchmarks.cluster_kills --page --out docs/results/cluster_kills.json    the guide's table
 
 The head and two nodes are processes of this machine. At the end the store must hold what an undisturbed sweep without a
 cluster gives: the same cells, each once, with the same numbers.
@@ -21,12 +22,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trust_tta.atomic import write_whole
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.parsing import parse_config
 from trust_tta.bench.sweep import sweep
 from trust_tta.distributed.cluster import LOOPBACK
 from trust_tta.results import Cell, ResultStore
 
+GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "distributed.md"
 DOMAINS = ("gaussian_noise", "defocus_blur", "snow", "contrast", "fog", "pixelate")
 KINDS = ("worker", "node", "driver")
 PATIENCE = 300  # seconds for a cell to be done between two kills
@@ -158,12 +161,31 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--page", action="store_true", help="write the table of docs/guides/distributed.md")
     arguments = parser.parse_args()
+    if arguments.page:
+        fill_guide("kills", ["", ""], kills_table(json.loads(Path(arguments.out).read_text(encoding="utf-8"))))
+        return
     os.environ.update(cluster_environment())
     with tempfile.TemporaryDirectory() as name:
         record = disturb(make_config(Path(name), seeds=arguments.seeds), Path(name), kills=arguments.kills)
     Path(arguments.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({key: value for key, value in record.items() if key != "kills"}))
+
+
+def kills_table(record: dict[str, Any]) -> list[list[str]]:
+    words = {"cells": "cells", "done": "done at the end", "failed": "failed", "left": "left"}
+    rows = [[f"kills of a {kind}", str(count)] for kind, count in record["killed"].items()]
+    rows += [[text, str(record[name])] for name, text in words.items()]
+    rows.append(["the same as undisturbed", "yes" if record["same_as_undisturbed"] else "NO"])
+    return [*rows, ["seconds", f"{record['seconds']:.0f}"]]
+
+
+def fill_guide(name: str, head: list[str], rows: list[list[str]]) -> None:
+    """Write a table of docs/guides/distributed.md, between its marks."""
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
+    before, mark, after = GUIDE.read_text(encoding="utf-8").partition(f"<!-- table: {name} -->\n")
+    write_whole(GUIDE, f"{before}{mark}\n{table}\n\n<!-- end -->{after.partition('<!-- end -->')[2]}")
 
 
 def disturb(config: RunConfig, folder: Path, *, kills: int) -> dict[str, Any]:

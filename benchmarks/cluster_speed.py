@@ -1,6 +1,7 @@
 """How much faster a sweep is on more workers: a cluster of this machine with one CPU after the other, and processes.
 
     PYTHONPATH=src python -m benchmarks.cluster_speed --out docs/results/cluster_speed.json [--workers 1,2]
+    PYTHONPATH=src python -m benchmarks.cluster_speed --page --out docs/results/cluster_speed.json    the guide's table
 
 Each way runs the same cells into a store of its own, from the start of the command to its end, on a cluster that is up.
 """
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster_kills import cluster_environment, make_config, to_toml
+from benchmarks.cluster_kills import cluster_environment, fill_guide, make_config, to_toml
 
 from trust_tta.atomic import replacing
 
@@ -48,11 +49,25 @@ def measure(folder: Path, workers: int) -> dict[str, Any]:
     return {"workers": workers, "ray": ray, "processes": seconds_of([*words, *store, "--processes", str(workers)])}
 
 
+def workers_table(record: dict[str, Any]) -> list[list[str]]:
+    first = record["found"][0]
+    return [
+        [str(each["workers"])]
+        + [text for way in ("ray", "processes") for text in (f"{each[way]:.0f}", f"{first[way] / each[way]:.2f}")]
+        for each in record["found"]
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workers", default="1,2")
+    parser.add_argument("--page", action="store_true", help="write the table of docs/guides/distributed.md")
     options = parser.parse_args()
+    if options.page:
+        head = ["workers", "seconds on Ray", "speed-up", "seconds with processes", "speed-up"]
+        fill_guide("workers", head, workers_table(json.loads(options.out.read_text(encoding="utf-8"))))
+        return
     os.environ.update(cluster_environment())
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
