@@ -334,7 +334,7 @@ per batch of 128 on VMamba-T at 224 pixels in bf16, alone on an H200."""
 FOOT = """## More
 [Every domain of every stream](tables/streams.md), [all 10,000 images](tables/targets.md),
 [`tide` part by part](tables/tide_parts.md),
-[what six orders buy](tables/orders.md), [labeled pixels](tables/camvid_c_online.md),
+[what six orders buy](tables/orders.md), [segmentation](tables/camvid_c_online.md),
 [another network](tables/cifar10c_groupmamba_online.md)"""
 COSTS_LINK = ", [what a batch costs](tables/method_costs.md)"
 

@@ -223,7 +223,7 @@ Below are the tables and records behind these pages, each with the command that 
 | baselines at [their best rates](tables/rates.md) in every kind of stream | the same, `rates.toml` | the same |
 | `method_costs_h200.json`, [what a batch costs](tables/method_costs.md) | `python benchmarks/method_costs.py RECORD` \
 | the same |
-| CamVid-C, [labeled pixels](tables/camvid_c_online.md) | `trust-tta bench configs/camvid_c.toml` | the same |
+| CamVid-C, [segmentation](tables/camvid_c_online.md) | `trust-tta bench configs/camvid_c.toml` | the same |
 | CIFAR-10-C on [GroupMamba](tables/cifar10c_groupmamba_online.md) | the same, `configs/cifar10c_groupmamba.toml` \
 | the same |
 | `*.csv` | the cells of these tables | the same |

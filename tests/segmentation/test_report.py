@@ -21,8 +21,7 @@ from trust_tta.data.segmentation_metrics import IGNORED, count_confusion
 from trust_tta.report.model import Report, read_report
 from trust_tta.report.page import write_page
 from trust_tta.report.paper import load_published
-from trust_tta.report.sections import paper_tables
-from trust_tta.report.segmentation import class_table, legend, mask_galleries
+from trust_tta.report.sections import class_table, legend, mask_galleries, paper_tables
 from trust_tta.results import ResultStore
 
 

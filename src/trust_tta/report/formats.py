@@ -38,9 +38,13 @@ def to_text(table: DataTable) -> str:
     heads = [column.title + " " * star for column, star in zip(table.columns, starred, strict=True)]
     heads[0] = ""
     widths = [max(len(line[j]) for line in [heads, *lines]) for j in range(len(heads))]
-    words = [column.role == "words" for column in table.columns]
     rule = ["-" * width for width in widths]
-    return "".join(f"{_align(line, widths, words)}\n" for line in [heads, rule, *lines])
+    left = [j == 0 or column.role == "words" for j, column in enumerate(table.columns)]
+    texts = [
+        "  ".join(t.ljust(w) if at_left else t.rjust(w) for t, w, at_left in zip(line, widths, left, strict=True))
+        for line in [heads, rule, *lines]
+    ]
+    return "".join(f"{text.rstrip()}\n" for text in texts)
 
 
 def to_markdown(table: DataTable) -> str:
@@ -48,8 +52,8 @@ def to_markdown(table: DataTable) -> str:
     rule = ["---", *("---" if column.role == "words" else "---:" for column in table.columns[1:])]
     body = [[row.name, *(f"**{_shown(e)}**" if e.best else _shown(e) for e in row.cells)] for row in table.rows]
     head = ["", *(column.title for column in table.columns[1:])]
-    rows = [rule if row is rule else [_markdown(text) for text in row] for row in (head, rule, *body)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    shown = [[escape(text, quote=False).replace("|", r"\|") for text in row] for row in (head, *body)]  # not as HTML
+    return "".join(f"| {' | '.join(row)} |\n" for row in (shown[0], rule, *shown[1:]))
 
 
 def to_csv(table: DataTable) -> str:
@@ -68,7 +72,12 @@ def to_csv(table: DataTable) -> str:
 
 def to_latex(table: DataTable) -> str:
     """A booktabs tabular; the best of each column is bold."""
-    body = [" & ".join([_latex(row.name), *map(_latex_entry, row.cells)]) for row in table.rows]
+
+    def entry(cell: TableCell) -> str:
+        text = rf"\textbf{{{_latex(cell.text)}}}" if cell.best else _latex(cell.text)
+        return rf"{text} {{\scriptsize$\pm$ {_latex(cell.std)}}}" if cell.std else text
+
+    body = [" & ".join([_latex(row.name), *map(entry, row.cells)]) for row in table.rows]
     head = " & ".join(["", *(_latex(column.title) for column in table.columns[1:])])
     kinds = "".join("l" if column.role == "words" else "r" for column in table.columns[1:])
     lines = [rf"\begin{{tabular}}{{l{kinds}}}", r"\toprule", rf"{head} \\", r"\midrule"]
@@ -116,24 +125,6 @@ def verdict(cells: Sequence[Cell]) -> str:
 
 def _shown(cell: TableCell) -> str:
     return f"{cell.text}{cell.mark} ± {cell.std}" if cell.std else cell.text + cell.mark
-
-
-def _align(line: Sequence[str], widths: Sequence[int], words: Sequence[bool]) -> str:
-    cells = [
-        text.rjust(width) if j and not left else text.ljust(width)
-        for j, (text, width, left) in enumerate(zip(line, widths, words, strict=True))
-    ]
-    return "  ".join(cells).rstrip()
-
-
-def _latex_entry(cell: TableCell) -> str:
-    text = rf"\textbf{{{_latex(cell.text)}}}" if cell.best else _latex(cell.text)
-    return rf"{text} {{\scriptsize$\pm$ {_latex(cell.std)}}}" if cell.std else text
-
-
-def _markdown(text: str) -> str:
-    """Text of a pipe table's cell: HTML and pipes are shown, not interpreted."""
-    return escape(text, quote=False).replace("|", r"\|")
 
 
 def _latex(text: str) -> str:

@@ -6,16 +6,16 @@ import base64
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trust_tta import __version__
 from trust_tta.atomic import write_whole
 from trust_tta.config_io import read_asset
-from trust_tta.report import sections, segmentation, svg
+from trust_tta.report import sections, svg
 from trust_tta.report.model import Report
 from trust_tta.report.paper import load_published
 from trust_tta.report.summary import summarize
@@ -42,15 +42,14 @@ def render_page(report: Report, *, title: str | None = None) -> str:
     """The page as HTML text."""
     environments = Counter(_environment_of(cell) for cell in report.cells)
     runs = {cell.key: i for i, cell in enumerate(report.cells)}
-    asset = partial(read_asset, room="report")
     pictures: dict[bytes, int] = {}  # each picture once, with its index
     html = (
         _templates()
         .get_template("page.html")
         .render(
             title=title or "Test-time adaptation: results",
-            style=asset("page.css") + asset("segmentation.css") + palette_css(),
-            script=asset("page.js") + asset("segmentation.js"),
+            style=read_asset("page.css", room="report") + palette_css(),
+            script=read_asset("page.js", room="report"),
             version=__version__,
             report=report,
             published=load_published(),
@@ -58,7 +57,7 @@ def render_page(report: Report, *, title: str | None = None) -> str:
             environments=environments,
             runs=lambda cells: ",".join(str(runs[cell.key]) for cell in cells),
             picture_index=lambda picture: pictures.setdefault(picture, len(pictures)),
-            data=lambda: {**_payload(report.cells, list(environments)), "pictures": _data_urls(pictures)},
+            data=lambda: {**_payload(report.cells, list(environments)), "pictures": [*map(_data_url, pictures)]},
         )
     )
     return safe(html)
@@ -84,15 +83,8 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = {
-        "sections": sections,
-        "segmentation": segmentation,
-        "summarize": summarize,
-        "accuracy_table": accuracy_table,
-        "short_stream_note": short_stream_note,
-        "duration": duration,
-    }
-    environment.globals |= shown
+    named = (summarize, accuracy_table, short_stream_note, duration)
+    environment.globals |= {"sections": sections, **{function.__name__: function for function in named}}
     environment.filters["domain"] = domain_name
     environment.filters["key"] = lambda variant: Markup(svg.legend_key(variant))
     environment.filters["svg"] = lambda chart: Markup(svg.render(chart))  # the renderer escapes all text
@@ -127,13 +119,9 @@ def _payload(cells: Sequence[Cell], environments: Sequence[tuple[tuple[str, obje
     return {"header": header, "runs": rows, "options": options, "environments": [dict(found) for found in environments]}
 
 
-def _data_urls(pictures: Iterable[bytes]) -> list[str]:
-    """Pictures as data URLs."""
-    urls = []
-    for content in pictures:
-        kind = next((kind for magic, kind in _PICTURES if content.startswith(magic)), "image/png")
-        urls.append(f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}")
-    return urls
+def _data_url(picture: bytes) -> str:
+    kind = next((kind for magic, kind in _PICTURES if picture.startswith(magic)), "image/png")
+    return f"data:{kind};base64,{base64.b64encode(picture).decode('ascii')}"
 
 
 def _finite(value: Any) -> Any:

@@ -1,27 +1,43 @@
-"""The parts of the page below a group's accuracy table: panels of charts, sections, sample images, paper tables.
+"""The parts of the page below a group's accuracy table: panels of charts, sections, sample images and masks.
 
 To add a section: make its table or chart in `tables` or `charts`, and list it in `group_sections`.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from PIL import Image
+
 from trust_tta.report import charts, tables
-from trust_tta.report.chart import Chart
+from trust_tta.report.chart import Chart, finite_mean
 from trust_tta.report.model import Report, ResultGroup, Variant
 from trust_tta.report.paper import compare
-from trust_tta.report.tables import DataTable
-from trust_tta.report.text import domain_name, joined
-from trust_tta.results import SamplePrediction
+from trust_tta.report.tables import Column, DataTable, Row, TableCell
+from trust_tta.report.text import domain_name, joined, safe_line
+from trust_tta.results import Cell, SamplePrediction, format_percent
+from trust_tta.results.display import MISSING
 from trust_tta.results.order_records import EntropyByOrder
+from trust_tta.results.record import MaskSample
 
 MAX_IMAGES = 8  # per domain
+MAX_MASKS = 4
 NO_PROBABILITIES = ("roid", "cmf")  # methods whose confidence is not a probability
+INTERVAL_NOTE = "± is the 95 % interval of the difference, paired by seed."
+IMAGES_NOTE = (
+    " The counts are images that only one of the two classifies correctly, averaged over seeds; p is that of McNemar's "
+    "exact test. Below 0.05 the difference counts as significant."
+)
+CALIBRATION_NOTE = (
+    "ECE is the expected calibration error of a run in 15 bins of confidence; shown is its mean over domains and "
+    "seeds. The diagrams show accuracy by confidence over all runs; on the dashed line both agree."
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,22 @@ class Gallery:
     predictions: dict[int, list[tuple[Variant, SamplePrediction]]]
 
 
+@dataclass(frozen=True)
+class MaskImage:
+    """An image if it was kept, and the sample of each method with its true and predicted masks (PNG)."""
+
+    image: bytes | None
+    samples: tuple[tuple[Variant, MaskSample], ...]
+
+
+@dataclass(frozen=True)
+class MaskGallery:
+    """Images of one domain by their index."""
+
+    name: str
+    images: dict[int, MaskImage]
+
+
 def panels(group: ResultGroup) -> list[Panel]:
     """The charts of every group; panels without data are left out."""
     found = [
@@ -75,11 +107,16 @@ def group_sections(group: ResultGroup) -> list[Section]:
     """The sections between a group's panels and its sample images; those without data are left out."""
     compared, calibration = tables.difference_table(group), tables.calibration_table(group)
     equal, costs = tables.equal_cost_table(group), tables.cost_table(group)
+    significance, confidence = INTERVAL_NOTE, CALIBRATION_NOTE
+    if compared is not None and any(column.title == "p" for column in compared.columns):
+        significance += IMAGES_NOTE
+    if names := [v.name for v in group.variants if v.method in NO_PROBABILITIES]:
+        confidence += f" The confidence of {joined(names)} is not a probability: its logits are scaled by class priors."
     sections = [
-        Section("Is the best significantly better?", _significance_note(compared), _present(compared)),
+        Section("Is the best significantly better?", significance, _present(compared)),
         Section("At equal cost" if equal else "Cost", tables=_present(equal, costs)),
         Section("Stability and forgetting", charts=charts.stability(group)),
-        Section("Calibration", _calibration_note(group), _present(calibration), small=charts.reliability(group)),
+        Section("Calibration", confidence, _present(calibration), small=charts.reliability(group)),
         Section("Options that were varied", charts=charts.ablations(group), free=True),
     ]
     return [section for section in sections if section.has_content]
@@ -89,42 +126,80 @@ def _present(*found: DataTable | None) -> list[DataTable]:
     return [table for table in found if table is not None]
 
 
-def _significance_note(compared: DataTable | None) -> str:
-    note = "± is the 95 % interval of the difference, paired by seed."
-    if compared is not None and any(column.title == "p" for column in compared.columns):
-        note += (
-            " The counts are images that only one of the two classifies correctly, averaged over seeds; p is that of "
-            "McNemar's exact test. Below 0.05 the difference counts as significant."
-        )
-    return note
-
-
-def _calibration_note(group: ResultGroup) -> str:
-    note = (
-        "ECE is the expected calibration error of a run in 15 bins of confidence; shown is its mean over domains and "
-        "seeds. The diagrams show accuracy by confidence over all runs; on the dashed line both agree."
-    )
-    if names := [v.name for v in group.variants if v.method in NO_PROBABILITIES]:
-        note += f" The confidence of {joined(names)} is not a probability: its logits are scaled by class priors."
-    return note
-
-
 def galleries(group: ResultGroup, report: Report) -> list[Gallery]:
-    """The first kept images of each domain, of the first seed that has any."""
+    """The first images of each domain whose predictions were kept."""
     found = []
     for domain in group.domains:
-        cells = [(v, cell) for v in group.variants for cell in group.at.get((v.label, domain), [])]
-        kept = [(v, cell) for v, cell in cells if cell.result.predictions]
+        kept = _cells_with(group, domain, "predictions")
+        predictions: dict[int, list[tuple[Variant, SamplePrediction]]] = defaultdict(list)
+        for variant, cell in kept:
+            for prediction in cell.result.predictions:
+                predictions[prediction.index].append((variant, prediction))
         if kept:
-            first = min((cell.key for _, cell in kept), key=lambda key: key.seed)
-            predictions: dict[int, list[tuple[Variant, SamplePrediction]]] = defaultdict(list)
-            for variant, cell in kept:
-                for prediction in cell.result.predictions if cell.key.fingerprint == first.fingerprint else ():
-                    predictions[prediction.index].append((variant, prediction))
+            first = kept[0][1].key
             pictures = {i: report.pictures.get((first.fingerprint, i)) for i in sorted(predictions)[:MAX_IMAGES]}
             where = domain_name(domain) + (f", severity {first.severity}" if first.severity is not None else "")
             found.append(Gallery(domain_name(domain), where, pictures, predictions))
     return found
+
+
+def mask_galleries(group: ResultGroup, report: Report) -> list[MaskGallery]:
+    """The first images of each domain whose masks were kept."""
+    found = []
+    for domain in group.domains:
+        kept = _cells_with(group, domain, "masks")
+        masks = [(variant, mask) for variant, cell in kept for mask in cell.result.masks]
+        images = {}
+        for index in [sample.index for sample in kept[0][1].result.masks[:MAX_MASKS]] if kept else ():
+            image = report.pictures.get((kept[0][1].key.fingerprint, index))
+            images[index] = MaskImage(image, tuple((v, m) for v, m in masks if m.index == index))
+        found += [MaskGallery(domain_name(domain), images)] if kept else []
+    return found
+
+
+def _cells_with(group: ResultGroup, domain: str, samples: str) -> list[tuple[Variant, Cell]]:
+    """The runs on a domain that kept samples, of the stream of the first seed that has any."""
+    found = [(v, c) for v in group.variants for c in group.at.get((v.label, domain), []) if getattr(c.result, samples)]
+    first = min((cell.key for _, cell in found), key=lambda key: key.seed, default=None)
+    return [(v, cell) for v, cell in found if first is not None and cell.key.fingerprint == first.fingerprint]
+
+
+def legend(group: ResultGroup, report: Report) -> list[tuple[str, str]]:
+    """The CSS color and name of each class."""
+    mask = next((cell.result.masks[0].truth for cell in group.cells if cell.result.masks), None)
+    colors = (Image.open(io.BytesIO(mask)).getpalette() or []) if mask is not None else []
+    names = report.class_names.get(group.dataset, ())
+    return [
+        (f"rgb({', '.join(str(c) for c in colors[3 * i : 3 * i + 3])})", safe_line(name))
+        for i, name in enumerate(names)
+        if len(colors) >= 3 * i + 3
+    ]
+
+
+def class_table(group: ResultGroup, report: Report) -> DataTable | None:
+    """IoU of each class over all domains and seeds, mean Dice score and pixel accuracy."""
+    if not group.is_segmentation:
+        return None
+    classes = max(len(cell.result.pixels or ()) for cell in group.cells)
+    names = [safe_line(name) for name in report.class_names.get(group.dataset, ())]
+    names = names or [f"class {i}" for i in range(classes)]
+    rows = []
+    for variant in group.variants:
+        runs = group.cells_of(variant.label)
+        counts = [cell.result.pixels for cell in runs if cell.result.pixels is not None]
+        per_class = [[sum(column) for column in zip(*each, strict=True)] for each in zip(*counts, strict=False)]
+        dice = finite_mean(c.result.mean_dice for c in runs if c.result.mean_dice is not None)
+        accuracy = finite_mean(c.result.pixel_accuracy for c in runs if c.result.pixel_accuracy is not None)
+        ious = [both / (predicted + labeled - both) if predicted + labeled else math.nan
+                for both, predicted, labeled in per_class]  # fmt: skip
+        cells = [
+            TableCell(format_percent(x), x) if math.isfinite(x) else TableCell(MISSING, role="gap")
+            for x in (dice, accuracy, *ious)
+        ]
+        rows.append(Row(variant.name, tuple(cells), variant, tuple(runs)))
+    columns = (Column("method"), Column("mean Dice"), Column("pixel accuracy"), *(Column(n) for n in names[:classes]))
+    caption = "IoU of each class in percent, over all pixels of all domains and seeds"
+    return DataTable(f"classes {group.title}", caption, columns, tuple(rows))
 
 
 def paper_tables(group: ResultGroup) -> list[tuple[DataTable, DataTable | None]]:

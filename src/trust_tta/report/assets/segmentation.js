@@ -1,6 +1,0 @@
-// Labels before and after the update: the handle divides them.
-for (const input of document.querySelectorAll(".halves input")) {
-  const cut = () => input.parentElement.style.setProperty("--cut", `${input.value}%`);
-  input.addEventListener("input", cut);
-  cut();
-}
