@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from tests.results.samples import RESULT, cell
-from trust_tta.report.model import ResultGroup, make_groups
-from trust_tta.results import Aggregate, Cell
+from trust_tta.report.model import Aggregate, ResultGroup, make_groups
+from trust_tta.results import Cell
 from trust_tta.results.display import CORRUPTIONS, METHODS
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trust_tta.report.chart import Chart, Heatmap, Kind, Point, Series, finite_mean, shades
-from trust_tta.report.model import Report, ResultGroup, Variant, effective_options
+from trust_tta.report.model import Report, ResultGroup, Variant, aggregate, effective_options
 from trust_tta.report.significance import paired
 from trust_tta.report.text import domain_name, safe_line, short_domain
-from trust_tta.results import Cell, Reliability, aggregate, format_percent
+from trust_tta.results import Cell, Reliability, format_percent
 from trust_tta.results.display import BASELINES
 from trust_tta.results.order_records import EntropyByOrder
 from trust_tta.results.record import BINS

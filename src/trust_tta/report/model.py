@@ -20,7 +20,7 @@ from trust_tta.errors import ConfigError, DataError
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 from trust_tta.report.text import safe_line, short_name
 from trust_tta.report.theme import Style, style_of
-from trust_tta.results import Aggregate, Cell, CellKey, Counts, Failure, ResultStore, aggregate
+from trust_tta.results import Cell, CellKey, Counts, Failure, ResultStore
 from trust_tta.results.display import BASELINES, rank
 from trust_tta.results.order_records import EntropyByOrder
 from trust_tta.schema import did_you_mean
@@ -30,6 +30,30 @@ Place: TypeAlias = tuple[str, str]  # the label of a variant and a domain
 _TITLE_FIELDS = ("experiment", "dataset", "setting", "severity", "batch_size", "limit")
 # Fields by which a group is split if its runs cannot share one table.
 _SPLIT_FIELDS = ("checkpoint", "fingerprint", "severity", "method", "options")
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Mean over `n` seeds; None if a value is missing."""
+
+    mean: float | None = None
+    std: float | None = None  # over seeds, None below two
+    half_width: float | None = None  # of the 95 % t-interval of the mean
+    n: int = 0
+
+
+def aggregate(values: Sequence[float]) -> Aggregate:
+    """Mean, standard deviation and 95 % t-interval over seeds."""
+    n = len(values)
+    if n == 0:
+        return Aggregate()
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Aggregate(mean, n=1)
+    from scipy import special
+
+    std = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    return Aggregate(mean, std, float(special.stdtrit(n - 1, 0.975)) * std / math.sqrt(n), n)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from trust_tta.report.model import Cost, ResultGroup, Variant
-from trust_tta.results import Aggregate, aggregate, discordant, format_percent
+from trust_tta.report.model import Aggregate, ResultGroup, Variant, aggregate
+from trust_tta.results import discordant, format_percent
 
 ALPHA = 0.05  # significance level of the test over images
 MIN_IMAGES = 6  # difference in images; below it McNemar's test is never significant
-COST_TOLERANCE = 0.02  # relative difference up to which updates or times count as equal
 
 T = TypeVar("T")
 
@@ -59,15 +58,6 @@ class Difference:
         return self.equal_as_shown or self.significant is False
 
 
-@dataclass(frozen=True)
-class EqualCostPair:
-    """A variant of TRUST and the best other method at equal cost."""
-
-    trust: Cost
-    other: Cost
-    difference: Difference
-
-
 def difference(group: ResultGroup, first: Variant, second: Variant) -> Difference:
     """The mean of `first` minus that of `second`, over their shared seeds; both have finished all domains."""
     reached = group.means()
@@ -103,29 +93,6 @@ def mcnemar(first_only: int, second_only: int) -> float:
     return min(1.0, 2 * float(special.bdtr(min(first_only, second_only), n, 0.5))) if n else 1.0
 
 
-def equal_updates(group: ResultGroup) -> list[EqualCostPair]:
-    """For each number of updates that TRUST and another method make: the best of TRUST and of the others."""
-    pairs: dict[float, EqualCostPair] = {}
-    ours = [c for c in group.costs if _is_trust(c) and c.updates > 0]
-    for trust in sorted(ours, key=lambda c: (c.updates, -c.accuracy)):
-        near = [c for c in group.costs if not _is_trust(c) and abs(c.updates / trust.updates - 1) <= COST_TOLERANCE]
-        if near:
-            pairs.setdefault(round(trust.updates, 2), _pair_with_best(group, trust, near))
-    return list(pairs.values())
-
-
-def equal_time(group: ResultGroup) -> list[EqualCostPair]:
-    """Each variant on TRUST's own Pareto front, and the best other method that takes no more time."""
-    timed = [(c, c.milliseconds) for c in group.costs if c.milliseconds is not None]
-    ours = pareto_front([(c, ms) for c, ms in timed if _is_trust(c)], key=lambda pair: (pair[1], pair[0].accuracy))
-    pairs = []
-    for trust, limit in ours:
-        within = [c for c, ms in timed if not _is_trust(c) and ms <= limit * (1 + COST_TOLERANCE)]
-        if within:
-            pairs.append(_pair_with_best(group, trust, within))
-    return pairs
-
-
 def pareto_front(items: Iterable[T], key: Callable[[T], tuple[float, float]]) -> list[T]:
     """The items that no other beats in both cost and value, by cost; `key` returns (cost, value)."""
     best: list[T] = []
@@ -133,15 +100,6 @@ def pareto_front(items: Iterable[T], key: Callable[[T], tuple[float, float]]) ->
         if not best or key(item)[1] > key(best[-1])[1]:
             best.append(item)
     return best
-
-
-def _pair_with_best(group: ResultGroup, trust: Cost, others: Sequence[Cost]) -> EqualCostPair:
-    other = max(others, key=lambda c: c.accuracy)
-    return EqualCostPair(trust, other, difference(group, trust.variant, other.variant))
-
-
-def _is_trust(cost: Cost) -> bool:
-    return cost.variant.method == "trust"
 
 
 def _test_images(group: ResultGroup, first: Variant, second: Variant) -> ImageTest | None:

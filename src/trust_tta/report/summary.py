@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trust_tta.report.model import ResultGroup, Variant
+from trust_tta.report.model import Aggregate, ResultGroup, Variant
 from trust_tta.report.significance import difference, leaders, ranking
 from trust_tta.report.text import counted, joined, safe_line, short_number
-from trust_tta.results import Aggregate, format_percent
+from trust_tta.results import format_percent
 
 
 def summarize(group: ResultGroup) -> list[str]:

@@ -6,16 +6,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trust_tta.report.model import Place, ResultGroup, Variant
+from trust_tta.report.model import Aggregate, Cost, Place, ResultGroup, Variant
 from trust_tta.report.paper import PaperComparison, published_times
-from trust_tta.report.significance import difference, equal_time, equal_updates, ranking
+from trust_tta.report.significance import difference, pareto_front, ranking
 from trust_tta.report.text import counted, domain_name, joined, safe_line, short_domain
-from trust_tta.results import Aggregate, Cell, format_gain, format_percent, format_value
+from trust_tta.results import Cell, format_gain, format_percent, format_value
 from trust_tta.results.display import MISSING
 
 PUBLISHED = "published"
 OURS = "this run"
 INCOMPLETE = "some domains are missing"
+COST_TOLERANCE = 0.02  # relative difference up to which updates or times count as equal
 MAX_SHORT_STREAM = 10  # batches; methods that learn may not differ from bn on such streams
 
 
@@ -148,24 +149,35 @@ def cost_table(group: ResultGroup) -> DataTable | None:
 
 
 def equal_cost_table(group: ResultGroup) -> DataTable | None:
-    """TRUST and the best other method at equal updates and within TRUST's time."""
-    pairs = [(f"{counted(p.trust.updates, 'update')} per batch", p) for p in equal_updates(group)]
-    pairs += [(f"at most {p.trust.milliseconds:.3g} ms per image", p) for p in equal_time(group)]
-    if not pairs:
-        return None
+    """TRUST and the best other method at equal updates, and within the time of each variant on TRUST's Pareto front."""
+    ours, others = ([c for c in group.costs if (c.variant.method == "trust") is wanted] for wanted in (True, False))
+    pairs: dict[str, tuple[Cost, list[Cost]]] = {}
+    for trust in sorted(ours, key=lambda c: (c.updates, -c.accuracy)):
+        near = [c for c in others if trust.updates and abs(c.updates / trust.updates - 1) <= COST_TOLERANCE]
+        pairs.setdefault(f"{counted(trust.updates, 'update')} per batch", (trust, near))
+    timed = [(c, c.milliseconds) for c in ours if c.milliseconds is not None]
+    for trust, limit in pareto_front(timed, key=lambda pair: (pair[1], pair[0].accuracy)):
+        within = [c for c in others if c.milliseconds is not None and c.milliseconds <= limit * (1 + COST_TOLERANCE)]
+        pairs[f"at most {limit:.3g} ms per image"] = (trust, within)
     rows = []
-    for budget, pair in pairs:
-        better = pair.trust if pair.difference.gain > 0 else pair.other
+    for budget, (trust, candidates) in pairs.items():
+        if not candidates:
+            continue
+        other = max(candidates, key=lambda c: c.accuracy)
+        found = difference(group, trust.variant, other.variant)
+        better = trust if found.gain > 0 else other
         cells = (
             _words(budget),
-            _percent(pair.trust.accuracy),
-            _words(pair.other.variant.name),
-            _percent(pair.other.accuracy),
-            _gain(pair.difference.gain),
-            _words("tie" if pair.difference.tie else better.variant.name),
+            _percent(trust.accuracy),
+            _words(other.variant.name),
+            _percent(other.accuracy),
+            _gain(found.gain),
+            _words("tie" if found.tie else better.variant.name),
         )
-        runs = [cell for cost in (pair.trust, pair.other) for cell in group.cells_of(cost.variant.label)]
-        rows.append(Row(pair.trust.variant.name, cells, pair.trust.variant, tuple(runs)))
+        runs = [cell for cost in (trust, other) for cell in group.cells_of(cost.variant.label)]
+        rows.append(Row(trust.variant.name, cells, trust.variant, tuple(runs)))
+    if not rows:
+        return None
     titles = ("budget", "accuracy in %", "best other method", "its accuracy in %", "gain in points", "better")
     caption = "TRUST and the best other method at equal cost"
     return DataTable(f"equal cost {group.title}", caption, _columns("TRUST", *titles, words=(1, 3, 6)), tuple(rows))

@@ -1,6 +1,5 @@
-"""Records of benchmark runs, the results store, and aggregation over seeds; without torch."""
+"""Records of benchmark runs and the results store; without torch."""
 
-from trust_tta.results.aggregate import Aggregate, aggregate
 from trust_tta.results.codec import canonical_json, from_json, to_json
 from trust_tta.results.display import format_gain, format_percent, format_value, make_label
 from trust_tta.results.export import write_csv, write_parquet
@@ -17,7 +16,6 @@ from trust_tta.results.record import (
 from trust_tta.results.store import Counts, Failure, ResultStore
 
 __all__ = [
-    "Aggregate",
     "Cell",
     "CellKey",
     "CellResult",
@@ -28,7 +26,6 @@ __all__ = [
     "Reliability",
     "ResultStore",
     "SamplePrediction",
-    "aggregate",
     "canonical_json",
     "discordant",
     "format_gain",
