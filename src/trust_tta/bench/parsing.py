@@ -44,7 +44,9 @@ def read_parts(
         chosen = [(f"{SMALL}: ", dict(reduced))] if isinstance(reduced, Mapping) else []
     elif parts is not None and "dataset" in changes.get("data", {}):
         chosen = _select_dataset(chosen, changes["data"]["dataset"])
-    flags = {key: flag_of(key) for key, _, _ in outline(RunConfig) if path is None or _is_in(changes, key)}
+    keys = [key for key, _, _ in outline(RunConfig) if key != "methods"]  # which a file lists, too
+    given = {f"{table}.{name}" for table, values in changes.items() if isinstance(values, Mapping) for name in values}
+    flags = {key: flag_of(key) for key in keys if path is None or key in given | changes.keys()}
     configs = [_check(where, apply_changes(values, changes), name, mistakes, flags) for where, values in chosen]
     if isinstance(reduced, Mapping) and not small:
         _check(f"{SMALL}: ", reduced, name, mistakes)
@@ -83,7 +85,9 @@ def apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     merged = merge(
         values, {name: value for name, value in changes.items() if name not in ("methods", "method_options")}
     )
-    tables = _method_tables(merged.get("methods", []))
+    methods = merged.get("methods", [])  # one or a list of names and tables
+    listed = methods if isinstance(methods, list | tuple) else [methods]
+    tables = [{"name": entry} if isinstance(entry, str) else entry for entry in listed]
     if not all(isinstance(table, Mapping) for table in tables):  # reported with the other mistakes
         return merged
     if "methods" in changes:  # in this order; a name without a table stands for the method's defaults
@@ -132,15 +136,3 @@ def _select_dataset(sections: Sequence[tuple[str, Any]], dataset: str) -> list[t
     if not selected:
         raise ConfigError(f"no part uses the data set {dataset!r}; the parts use {', '.join(present)}")
     return selected
-
-
-def _is_in(changes: Mapping[str, Any], key: str) -> bool:
-    """Whether a flag changed this key; methods are not counted, since a file lists them, too."""
-    table, _, name = key.rpartition(".")
-    return key != "methods" and name in (changes.get(table, {}) if table else changes)
-
-
-def _method_tables(methods: Any) -> list[Any]:
-    """Methods, given as one or a list of names and tables, as tables."""
-    listed = list(methods) if isinstance(methods, list | tuple) else [methods]
-    return [{"name": entry} if isinstance(entry, str) else entry for entry in listed]

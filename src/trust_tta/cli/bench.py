@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trust_tta.cli.arguments import (
     add_run_arguments,
@@ -17,9 +15,6 @@ from trust_tta.cli.arguments import (
 from trust_tta.cli.engines import add_engine_arguments, check_engine
 from trust_tta.cli.output import try_file
 from trust_tta.errors import ConfigError, TrustError
-
-if TYPE_CHECKING:
-    from trust_tta.bench.config import RunConfig
 
 EXAMPLES = """\
   trust-tta bench configs/cifar10c_online.toml --root ~/data
@@ -67,25 +62,18 @@ def run(arguments: Namespace) -> None:
     for config in parts:
         try_file("--store", config.store)
     from trust_tta.bench.trackers import log_cells
-
-    with log_cells(arguments.log, parts) as on_note:
-        problems = _run(arguments, parts, on_note)
-    if problems:
-        raise TrustError("; ".join(problems))
-
-
-def _run(arguments: Namespace, parts: Sequence[RunConfig], on_note: Callable[[], None] | None) -> list[str]:
-    """Run and export; returns a line for each problem. An interruption exports what has finished."""
     from trust_tta.cli.cells import export, run_parts, stored_cells
     from trust_tta.cli.engines import make_engine
 
-    try:
-        with make_engine(arguments, device=parts[0].device) as engine:
-            cells, problems = run_parts(parts, retry=arguments.retry_failed, engine=engine, on_note=on_note)
-    except KeyboardInterrupt:
+    with log_cells(arguments.log, parts) as on_note:
+        try:
+            with make_engine(arguments, device=parts[0].device) as engine:
+                cells, problems = run_parts(parts, retry=arguments.retry_failed, engine=engine, on_note=on_note)
+        except KeyboardInterrupt:
+            if arguments.export:
+                export(stored_cells(parts), Path(arguments.export))
+            raise
         if arguments.export:
-            export(stored_cells(parts), Path(arguments.export))
-        raise
-    if arguments.export:
-        export(cells, Path(arguments.export))
-    return problems
+            export(cells, Path(arguments.export))
+    if problems:
+        raise TrustError("; ".join(problems))

@@ -35,15 +35,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    if arguments.action == "list":
-        list_datasets()
-    elif arguments.action == "get":
-        get(arguments.dataset, Path(arguments.root), archive=arguments.archive)
-    else:
-        check(arguments)
+    {"list": list_datasets, "get": get, "check": check}[arguments.action](arguments)
 
 
-def list_datasets() -> None:
+def list_datasets(_: Namespace) -> None:
     from trust_tta.data.registry import DATASETS, GROUP
     from trust_tta.plugins import installed
 
@@ -58,13 +53,13 @@ def list_datasets() -> None:
         say(f"{name}: of an installed package")
 
 
-def get(name: str, root: Path, *, archive: str | None) -> None:
-    try_folder("--root", root)
+def get(arguments: Namespace) -> None:
+    try_folder("--root", arguments.root)
     from trust_tta.data.fetch import fetch_dataset
 
     with ProgressDisplay() as progress:
-        folder = fetch_dataset(name, root, archive=archive, progress=progress)
-    say(f"{name} is in {folder}")
+        folder = fetch_dataset(arguments.dataset, arguments.root, archive=arguments.archive, progress=progress)
+    say(f"{arguments.dataset} is in {folder}")
 
 
 def check(arguments: Namespace) -> None:
@@ -73,7 +68,13 @@ def check(arguments: Namespace) -> None:
     root = Path(arguments.root)
     if not root.is_dir():
         raise DataError(f"'{root}' is not a folder; give the folder that holds your data sets, or is one")
-    classes = _classes(arguments.checkpoint) if arguments.checkpoint else None
+    classes = None
+    if arguments.checkpoint:
+        from trust_tta.models.checkpoint import Checkpoint
+
+        classes = Checkpoint.open(arguments.checkpoint).classes
+        if classes is None:
+            raise CheckpointError(f"--checkpoint {arguments.checkpoint} does not name its classes; omit it")
     with ProgressDisplay() as progress:
         if arguments.dataset:
             findings = check_dataset(arguments.dataset, root, classes=classes, thorough=arguments.thorough)
@@ -86,13 +87,3 @@ def check(arguments: Namespace) -> None:
     if counts["error"]:
         errors = "1 error" if counts["error"] == 1 else f"{counts['error']} errors"
         raise TrustError(f"{root} has {errors}, listed above; repair these files or fetch them again")
-
-
-def _classes(source: str) -> tuple[str, ...]:
-    """The names of a network's classes."""
-    from trust_tta.models.checkpoint import Checkpoint
-
-    classes = Checkpoint.open(source).classes
-    if classes is None:
-        raise CheckpointError(f"--checkpoint {source} does not name its classes; there is nothing to compare")
-    return classes

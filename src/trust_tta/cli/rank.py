@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ EXAMPLES = """\
 
 DEFAULT_LIMIT = 256  # images per domain by default: every batch is passed 24 times
 _BAR = 30  # characters
-_FINE, _PLAIN = "░▒▓█", ".:+#"  # from low to high
+FINE, PLAIN = "░▒▓█", ".:+#"  # from low to high; the second where the terminal lacks the first
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -60,12 +59,14 @@ def rank(parts: Sequence[RunConfig], *, k: int, out: Path | None) -> None:
     The folder gets a record for each domain of one experiment, or for each of several experiments.
     """
     from trust_tta.bench.order_ranking import rank_domains
+    from trust_tta.report.text import printable
     from trust_tta.results.order_records import write_record
 
     for config in parts:
         with ProgressDisplay() as progress:
             mean, domains = rank_domains(with_limit(config), k=k, progress=progress)
-        say(heat_map(mean, domains, shades=_shades()).removesuffix("\n"))
+        shades = FINE if printable(FINE) == FINE else PLAIN
+        say(heat_map(mean, domains, shades=shades).removesuffix("\n"))
         say(f"the {k} of lowest entropy: {', '.join(mean.orders[:k])}")
         if out is None:
             continue
@@ -103,12 +104,3 @@ def heat_map(mean: EntropyByOrder, domains: Sequence[EntropyByOrder], *, shades:
         bar = shades[-1] * round(_BAR * entropy / (max(mean.entropy) or 1.0))
         lines.append(f"{'*' if place < mean.k else ' '} {order}  {entropy:.3f}  {bar:<{_BAR}}  {cells}")
     return "\n".join(lines) + "\n"
-
-
-def _shades() -> str:
-    """Block characters if the terminal's encoding has them."""
-    try:
-        _FINE.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return _PLAIN
-    return _FINE

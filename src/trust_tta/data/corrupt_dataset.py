@@ -74,7 +74,12 @@ def corrupt_array(
     progress.start(block * len(paths), "corrupting images")
     with worker_pool(workers) as pool:
         for corruption, path in paths.items():
-            if _is_complete(path, (block, *images.shape[1:])):
+            try:
+                found = open_array(path)
+                complete = found.shape == (block, *images.shape[1:]) and found.dtype == np.uint8
+            except DataError:  # missing or damaged
+                complete = False
+            if complete:
                 progress.advance(block)
             else:
                 _write_blocks(path, images, corruption, record, pool=pool, progress=progress)
@@ -216,15 +221,6 @@ def _write_labels(path: Path, labels: PathLike | NDArray[Any], *, count: int, se
         write_npy(path, repeated)
     elif not np.array_equal(open_array(path), repeated):
         raise DataError(f"{path} holds other labels than those given; give another output folder or the same labels")
-
-
-def _is_complete(path: Path, shape: tuple[int, ...]) -> bool:
-    """Whether a whole uint8 array of this shape is there; a damaged one is made again."""
-    try:
-        found = open_array(path)
-    except DataError:
-        return False
-    return found.shape == shape and found.dtype == np.uint8
 
 
 def _write_blocks(

@@ -45,7 +45,9 @@ def open_dataset(
     spec = find_spec(name)
     _check_request(spec, severity, options)
     if spec.layout == "python":
-        return _open_plugin(spec, Path(root), domain, options=options)
+        plugin = _plugin_domains(spec, Path(root), options)
+        chosen = _choose_domain(domain, tuple(plugin), where=spec.name)
+        return python_dataset(_load_plugin(spec, Path(root), options), plugin[chosen], name=spec.name, domain=chosen)
     if spec.layout == "segmentation":
         return open_segmentation(spec, locate(spec, Path(root)), domain, options=options)
     if not spec.domains:
@@ -305,12 +307,6 @@ def _has_classes(spec: DatasetSpec, folder: Path) -> bool:
 
 
 # plugin data sets
-
-
-def _open_plugin(spec: DatasetSpec, root: Path, domain: str | None, *, options: Mapping[str, Any] | None) -> Dataset:
-    domains = _plugin_domains(spec, root, options)
-    domain = _choose_domain(domain, tuple(domains), where=spec.name)
-    return python_dataset(_load_plugin(spec, root, options), domains[domain], name=spec.name, domain=domain)
 
 
 def _plugin_domains(spec: DatasetSpec, root: Path, options: Mapping[str, Any] | None) -> dict[str, NDArray[np.int64]]:

@@ -109,13 +109,17 @@ def open_segmentation(
     if not pairs:
         raise DataError(f"{folder} has no images of {spec.name}/{domain.name}; it wants {spec.wanted}")
     names, colors = class_names_and_colors(spec, folder)
+    if rules.scored:
+        table = lookup_table({old: new for new, old in enumerate(rules.scored)}, only=True)
+    else:
+        table = lookup_table(dict.fromkeys(rules.ignored, IGNORED), reduce_zero=rules.reduce_zero)
     return SegmentationDataset(
         name=spec.name,
         domain=domain.name,
         images=FileImages(folder, tuple(pair.image for pair in pairs)),
         labels=np.zeros(len(pairs), dtype=np.int64),
         class_names=names,
-        masks=FileMasks(folder, tuple(pair.mask for pair in pairs), label_table(rules)),
+        masks=FileMasks(folder, tuple(pair.mask for pair in pairs), table),
         protocol=_protocol(rules, options or {}),
         palette=colors,
     )
@@ -204,10 +208,3 @@ def list_pairs(spec: DatasetSpec, folder: Path, split: DomainSpec) -> list[Image
 
 def segmentation_spec(spec: DatasetSpec) -> SegmentationSpec:
     return cast(SegmentationSpec, spec.segmentation)
-
-
-def label_table(rules: SegmentationSpec) -> Mask:
-    """The lookup table (256,) from stored labels to class labels."""
-    if rules.scored:
-        return lookup_table({old: new for new, old in enumerate(rules.scored)}, only=True)
-    return lookup_table(dict.fromkeys(rules.ignored, IGNORED), reduce_zero=rules.reduce_zero)

@@ -33,7 +33,15 @@ class CellKey:
     limit: int | None = None  # maximum number of images; None: all
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", _canonical_options(self.options))
+        try:
+            values = json.loads(self.options)
+            if not isinstance(values, dict):
+                raise ValueError("not an object")
+            object.__setattr__(self, "options", canonical_json(values))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"options {self.options!r} are not a JSON object ({error}); give one such as '{{\"k\": 6}}'"
+            ) from error
         if self.batch_size < 1:
             raise ConfigError(f"batch size {self.batch_size} is not positive; give 1 or more")
         if self.limit is not None and self.limit < 1:
@@ -231,15 +239,3 @@ def discordant(one: Cell, other: Cell) -> tuple[int, int] | None:
         return None
     first, second = (int.from_bytes(cell.result.correct, "big") for cell in (one, other))
     return (first & ~second).bit_count(), (second & ~first).bit_count()
-
-
-def _canonical_options(text: str) -> str:
-    try:
-        values = json.loads(text)
-        if not isinstance(values, dict):
-            raise ValueError("not an object")
-        return canonical_json(values)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"options {text!r} are not a JSON object ({error}); give one such as '{{\"k\": 6}}'"
-        ) from error

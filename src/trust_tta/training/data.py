@@ -65,7 +65,10 @@ def open_training_data(
         whole = parts[0]
     else:
         whole = _without(spec, root, target)
-    chosen, held_out = _hold_out(len(whole), share, seed=seed, root=root)
+    order, count = np.random.default_rng(seed).permutation(len(whole)), max(1, round(share * len(whole)))
+    if len(whole) - count < 2:
+        raise DataError(f"{root} has {len(whole)} images to train on; give more, at least 2 beside those held out")
+    chosen, held_out = np.sort(order[count:]), np.sort(order[:count])
     return TrainingData(spec, whole.pick(chosen), whole.pick(held_out), "validation")
 
 
@@ -77,15 +80,6 @@ def _segmentation_splits(spec: DatasetSpec, root: Path) -> list[Dataset]:
         raise DataError(f"{root} has no training images of {spec.name}/train; it wants {spec.wanted}")
     names = ["train", *held_out] if "train" in splits else splits[:1]
     return [open_dataset(spec.name, root, domain=split, options={"protocol": "native"}) for split in names]
-
-
-def _hold_out(images: int, share: float, *, seed: int, root: Path | str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split indices at random into training and held-out ones; both sorted."""
-    order = np.random.default_rng(seed).permutation(images)
-    count = max(1, round(share * images))
-    if images - count < 2:
-        raise DataError(f"{root} has {images} images to train on; give more, at least 2 beside those held out")
-    return np.sort(order[count:]), np.sort(order[:count])
 
 
 def _without(spec: DatasetSpec, root: Path, target: str | None) -> Dataset:
