@@ -66,14 +66,8 @@ def add_run_arguments(parser: ArgumentParser, *, results: bool = False) -> None:
 def add_network_arguments(parser: ArgumentParser) -> None:
     """The flags of a network, the same in every command that takes one."""
     add = parser.add_argument
-    add(
-        "--model",
-        metavar="NAME",
-        help="a variant, timm:NAME or package.module:Name (default: what the checkpoint says)",
-    )
-    add(
-        "--checkpoint", metavar="FILE", help="a .pth or .safetensors file, or a known name (default: the network's own)"
-    )
+    add("--model", metavar="NAME", help="a variant, timm:NAME or package.module:Name (default: the checkpoint's)")
+    add("--checkpoint", metavar="FILE", help=".pth or .safetensors file, or a known name (default: the network's own)")
     add("--preprocessing", metavar="NAME", help="imagenet, cifar32, ... (default: the network's)")
     add("--classes", metavar="FILE", help="class names, one per line, or a folder of class folders")
 

@@ -41,16 +41,9 @@ _IMPORTED_FIRST = {"timm": ("torchvision",)}  # dependencies whose failure is ot
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=Path("data"),
-        metavar="ROOT",
-        help="folder that holds the data sets (default: data)",
-    )
-    parser.add_argument(
-        "--compile", action="store_true", help="fill the caches of compiled kernels; prints the seconds of each"
-    )
+    add = parser.add_argument
+    add("--data", type=Path, default=Path("data"), metavar="ROOT", help="folder of the data sets (default: data)")
+    add("--compile", action="store_true", help="fill the caches of compiled kernels; prints the seconds of each")
 
 
 def run(arguments: Namespace) -> None:

@@ -20,30 +20,15 @@ EXAMPLES = """\
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "source",
-        nargs="?",
-        metavar="SOURCE",
-        help="a known name or a file of weights; or, with --checkpoint, an adapted state: a snapshot, a folder of "
-        "snapshots, or a saved state_dict()",
-    )
-    add(
-        "--to", default="onnx", choices=("onnx", "pt2", "aoti", "safetensors"), help="format of the file (default onnx)"
-    )
+    source = "a known name or weights; with --checkpoint, an adapted state: snapshot, its folder, or state_dict()"
+    add("source", nargs="?", metavar="SOURCE", help=source)
+    add("--to", default="onnx", choices=("onnx", "pt2", "aoti", "safetensors"), help="format (default onnx)")
     add("--out", metavar="FILE", help="the file to write (default: here, named after the network)")
     add_network_arguments(parser)
-    add(
-        "--size",
-        type=_size,
-        metavar="PIXELS|any",
-        help="height and width of the images (default: those of training); any, for ONNX files: any height and width",
-    )
-    add(
-        "--pixels",
-        default="float",
-        choices=("float", "uint8"),
-        help="what the file takes: float, (n, 3, h, w) from 0 to 1, or uint8, (n, h, w, 3) (default float)",
-    )
+    size = "height and width of the images (default: those of training); any, for ONNX files: any height and width"
+    add("--size", type=_size, metavar="PIXELS|any", help=size)
+    pixels = "input of the file: float, (n, 3, h, w) from 0 to 1, or uint8, (n, h, w, 3) (default float)"
+    add("--pixels", default="float", choices=("float", "uint8"), help=pixels)
     add("--int8", action="store_true", help="quantize the linear layers of an ONNX file to int8")
     add("--images", metavar="FOLDER", help="real images for the comparison with PyTorch (default: some of CIFAR-10)")
 

@@ -31,11 +31,8 @@ FINE, PLAIN = "░▒▓█", ".:+#"  # from low to high; the second where the t
 def add_arguments(parser: ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--k", type=int, default=6, metavar="N", help="how many orders to choose (default 6)")
-    parser.add_argument(
-        "--json",
-        metavar="PATH",
-        help="write records for `trust-tta report`: FILE.json the mean, a folder one per domain or data set",
-    )
+    records = "write records for `trust-tta report`: FILE.json the mean, a folder one per domain or data set"
+    parser.add_argument("--json", metavar="PATH", help=records)
 
 
 def run(arguments: Namespace) -> None:

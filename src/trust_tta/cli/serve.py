@@ -40,25 +40,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_network_arguments(parser)
     add("--method", default="tide", metavar="NAME", help="how streams adapt (default tide)")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default 127.0.0.1)")
-    add(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name under which clients reach the service, besides localhost, this machine's name and IP addresses; "
-        "may be repeated",
-    )
+    host = "host name that clients may use, besides localhost, this machine's name and IP addresses; repeatable"
+    add("--allowed-host", action="append", default=[], metavar="NAME", help=host)
     add("--port", type=int, default=8000, metavar="N", help="port; 0 takes a free one (default 8000)")
-    add(
-        "--token",
-        metavar="TEXT",
-        help=f"needed to change a stream (default: the variable {TOKEN_VARIABLE}, or a generated one that is printed)",
-    )
-    add(
-        "--state",
-        metavar="FOLDER",
-        help="folder of snapshots and the event log, from which a restart continues (default: nothing is kept)",
-    )
+    token = f"needed to change a stream (default: the variable {TOKEN_VARIABLE}, or a generated one that is printed)"
+    add("--token", metavar="TEXT", help=token)
+    state = "folder of snapshots and the event log, from which a restart continues (default: nothing is kept)"
+    add("--state", metavar="FOLDER", help=state)
     add("--reference", metavar="FOLDER", help="clean images from which the alarms are calibrated, once per state")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, or auto (default auto)")
     add("--batch-size", type=int, metavar="N", help="largest number of images in a batch (default 32)")

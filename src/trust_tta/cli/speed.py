@@ -31,12 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_network_arguments(parser)
     add("--batch", type=integers, metavar="N[,N]", help="batch sizes (default: 64 on a CPU, 128,1 on a GPU)")
     add("--size", type=int, metavar="N", help="pixels of a side (default: 32 on a CPU, 224 on a GPU)")
-    add(
-        "--dtype",
-        type=names_list,
-        metavar="A[,B]",
-        help="float32, bf16 or both (default: float32 on a CPU, both on a GPU)",
-    )
+    add("--dtype", type=names_list, metavar="A[,B]", help="float32, bf16 or both (default: float32; on a GPU both)")
     add("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
     add("--startup", action=BooleanOptionalAction, help="time imports and first batches, too (default: yes)")
     add("--repeats", type=int, metavar="N", help="fewest repeats of each row (default 3)")

@@ -37,12 +37,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_data_arguments(parser)
     add("--model", default="vmamba_nano", metavar="NAME", help="variant (default: vmamba_nano)")
     add("--set", type=setting, action="append", default=[], metavar="NAME=VALUE", help="change the variant; repeatable")
-    add(
-        "--size",
-        type=int,
-        metavar="N",
-        help="pixels of a side (default: 32 for CIFAR, else 96; pictures with segmentation masks keep their size)",
-    )
+    size = "pixels of a side (default: 32 for CIFAR, else 96; pictures with segmentation masks keep their size)"
+    add("--size", type=int, metavar="N", help=size)
     add("--processes", type=int, metavar="N", help="networks trained at once, of several (default 1)")
     add_engine_arguments(parser, task="training")
     recipe = parser.add_argument_group("recipe")
