@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.report.samples import make_cell, make_groups
-from tests.results.samples import ENTROPY, ORDER_RECORDS, PROVENANCE
+from tests.results.samples import ENTROPY, PROVENANCE
 from trust_tta.report import charts
 from trust_tta.report.sections import order_sections
 from trust_tta.results import History
@@ -86,20 +86,14 @@ def test_curves_relative_to_the_first_baseline() -> None:
     assert charts.baseline(alone) is None
 
 
-def test_entropy_rows_are_aligned_and_the_lowest_orders_framed() -> None:
+def test_entropies_are_a_table_with_the_lowest_orders_in_bold() -> None:
     other = EntropyByOrder(title="b", orders=("dbca", "cdab", "abcd"), entropy=(1.0, 2.0, 3.0), k=1)
-    chart = charts.entropy_map([ENTROPY, other])
-    assert chart.heatmap is not None
-    assert chart.categories == ("abcd", "badc", "cdab", "dbca")
-    assert chart.heatmap.values[0][0::3] == (0.6, 0.7)
-    assert chart.heatmap.values[1][0::3] == (3.0, 1.0)
-    assert math.isnan(chart.heatmap.values[0][2])
-    assert chart.heatmap.framed == {(0, 0), (0, 3), (1, 3)}
-
-
-def test_order_records_share_one_heat_map() -> None:
-    (section,) = order_sections(ORDER_RECORDS)
-    assert [chart.kind for chart in section.charts] == ["heatmap"]
+    (section,) = order_sections([ENTROPY, other])
+    (table,) = section.tables
+    assert [column.title for column in table.columns] == ["data", "abcd", "badc", "cdab", "dbca"]
+    first, second = ([(cell.text, cell.best) for cell in row.cells] for row in table.rows)
+    assert first == [("0.600", True), ("0.750", False), ("–", False), ("0.700", True)]
+    assert second == [("3.000", False), ("–", False), ("2.000", False), ("1.000", True)]
     assert order_sections([]) == []
 
 

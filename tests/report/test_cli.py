@@ -27,7 +27,7 @@ def test_report_prints_tables_and_writes_the_page(tmp_path: Path, capsys: pytest
     assert out.rstrip().endswith(f"report: {tmp_path / 'store.html'}")
     page = (tmp_path / "store.html").read_text(encoding="utf-8")
     assert "<title>Mine</title>" in page
-    assert "Mean entropy by order" in page
+    assert "Mean prediction entropy of each scan order" in page
     assert sorted(path.suffix for path in tables.iterdir()) == [".csv", ".md", ".tex"]
 
 

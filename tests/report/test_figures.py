@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.report.samples import fill_store, make_cell
-from tests.results.samples import ORDER_RECORDS
 from trust_tta.report.figures import write_figures
 from trust_tta.report.model import read_report
 from trust_tta.report.theme import STYLES
@@ -32,12 +31,6 @@ def test_charts_with_data_are_written_in_both_formats_and_our_colors(tmp_path: P
 
 
 _STEMS = ("accuracy_by_domain", "accuracy_against_passes", "along_the_stream_fog", "trust_by_k")
-
-
-def test_order_records_are_drawn_without_results(tmp_path: Path) -> None:
-    store = fill_store(tmp_path / "store.db", [])
-    report = read_report(store, order_records=ORDER_RECORDS)
-    assert {file.stem for file in write_figures(report, tmp_path / "figures")} == {"entropy_by_order"}
 
 
 def test_domain_names_that_are_not_utf8_are_drawn(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trust_tta.report import svg
-from trust_tta.report.chart import Chart, Heatmap, Point, Series, outlier_floor, split_outliers
+from trust_tta.report.chart import Chart, Point, Series, outlier_floor, split_outliers
 from trust_tta.report.model import Variant
 from trust_tta.report.significance import pareto_front
 from trust_tta.results.display import METHODS
@@ -130,7 +130,7 @@ def test_reliability_bars_reach_the_accuracy_of_their_bin() -> None:
     assert float(bar.get("height", "0")) == pytest.approx((190 - 34 - 8) / 2, abs=0.01)
 
 
-@pytest.mark.parametrize("kind", ["dots", "scatter", "lines", "reliability", "heatmap"])
+@pytest.mark.parametrize("kind", ["dots", "scatter", "lines", "reliability"])
 def test_charts_without_data_are_drawn(kind: str) -> None:
     draw(kind)
     if kind == "lines":
@@ -139,24 +139,10 @@ def test_charts_without_data_are_drawn(kind: str) -> None:
 
 def test_hostile_names_stay_text() -> None:
     hostile = series(0, HOSTILE, (0.0, 0.5, 0.1))
-    grid = Heatmap(((0.5,),), ((0.0,),))
-    for kind in ("dots", "scatter", "lines", "reliability", "heatmap"):
-        chart = Chart(kind, HOSTILE, HOSTILE, (hostile,), x_label=HOSTILE, y_label=HOSTILE, categories=(HOSTILE,),
-                      rows=(HOSTILE,), heatmap=grid)  # fmt: skip
+    for kind in ("dots", "scatter", "lines", "reliability"):
+        chart = Chart(kind, HOSTILE, HOSTILE, (hostile,), x_label=HOSTILE, y_label=HOSTILE, categories=(HOSTILE,))
         root = ElementTree.fromstring(svg.render(chart))
         assert all(item.tag.rpartition("}")[2] != "script" for item in root.iter())
-
-
-def test_heatmap_has_a_box_for_each_finite_value() -> None:
-    grid = Heatmap(((0.5, math.nan), (0.7, 0.2)), ((1.0, math.nan), (1.0, 0.0)), frozenset({(1, 1)}))
-    chart = Chart("heatmap", "n", "t", categories=("abcd", "badc"), rows=("fog", "snow"), heatmap=grid)
-    drawn = ElementTree.fromstring(svg.render(chart))
-    boxes = list(drawn.iter(f"{SVG}rect"))
-    assert [box.get("data-tip") for box in boxes] == ["abcd: 0.5000", "abcd: 0.7000", "badc: 0.2000"]
-    assert [box.get("class") for box in boxes] == ["heat", "heat", "heat framed"]
-    assert float(boxes[0].attrib["x"]) == float(boxes[1].attrib["x"]) < float(boxes[2].attrib["x"])
-    assert float(boxes[0].attrib["y"]) < float(boxes[1].attrib["y"]) == float(boxes[2].attrib["y"])
-    assert float(boxes[1].attrib["fill-opacity"]) < float(boxes[2].attrib["fill-opacity"])
 
 
 @given(st.lists(st.floats(-50, 350), min_size=1, max_size=40), st.floats(1, 30))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   trust-tta rank configs/demo.toml --domains fog,snow --limit 128
   trust-tta rank --checkpoint net.pth --model vmamba_nano --dataset cifar10-c --root data --json ranking.json
-  trust-tta rank configs/paper/table1.toml --small --json runs/orders    a record for each domain, for a heat map
+  trust-tta rank configs/paper/table1.toml --small --json runs/orders    a record for each domain, for a report
   trust-tta rank configs/paper/standard.toml --json runs/orders          a record for each data set
   trust-tta rank configs/cifar10c_online.toml --k 4     then: bench --option 'trust.orders=["abcd", ...]'"""
 

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from trust_tta.report.model import Variant
 from trust_tta.results import format_percent
 
-Kind: TypeAlias = Literal["dots", "scatter", "lines", "reliability", "heatmap"]
+Kind: TypeAlias = Literal["dots", "scatter", "lines", "reliability"]
 ACCURACY = "accuracy in %"
 
 
@@ -38,21 +38,11 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Heatmap:
-    """Values `values[row][column]` with their shades, 0 (darkest) to 1, and the framed cells."""
-
-    values: tuple[tuple[float, ...], ...]
-    shades: tuple[tuple[float, ...], ...]
-    framed: frozenset[tuple[int, int]] = frozenset()
-
-
-@dataclass(frozen=True)
 class Chart:
     """One chart.
 
     dots: a row per category, values on the horizontal axis; `rows_of` is what the page's pickers hide rows by.
     scatter: one point per series. lines: curves over numbers or over categories. reliability: accuracy by confidence.
-    heatmap: a grid of cells, `rows` by `categories`.
     """
 
     kind: Kind
@@ -64,12 +54,10 @@ class Chart:
     x_label: str = ""
     y_label: str = ACCURACY
     categories: tuple[str, ...] = ()
-    rows: tuple[str, ...] = ()  # names of a heat map's rows
     rows_of: Literal["", "domain", "method"] = ""
     x_scale: Literal["linear", "log", "doubling"] = "linear"
     percent: bool = True  # values are fractions, shown in percent
     connected: tuple[tuple[Variant, ...], ...] = ()  # variants of a scatter plot joined by a line
-    heatmap: Heatmap | None = None
 
     def shown(self, value: float) -> float:
         """A value in the unit of the axis."""
@@ -93,13 +81,6 @@ def outlier_floor(values: Sequence[float]) -> float:
         if spread > 0 and gap > max(0.8 * spread, 0.02):
             return order[cut]
     return -math.inf
-
-
-def shades(values: Sequence[float]) -> tuple[float, ...]:
-    """Values scaled from 0 (lowest) to 1 (highest); NaN stays NaN."""
-    known = [v for v in values if math.isfinite(v)] or [0.0]
-    low, spread = min(known), (max(known) - min(known)) or 1.0
-    return tuple((v - low) / spread for v in values)
 
 
 def finite_mean(values: Iterable[float]) -> float:

@@ -1,4 +1,4 @@
-"""The charts of a report, made from its groups and from rankings of scan orders."""
+"""The charts of a report, made from its groups."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trust_tta.report.chart import Chart, Heatmap, Kind, Point, Series, finite_mean, shades
+from trust_tta.report.chart import Chart, Kind, Point, Series, finite_mean
 from trust_tta.report.model import Report, ResultGroup, Variant, aggregate, effective_options
 from trust_tta.report.significance import paired
 from trust_tta.report.text import domain_name, safe_line, short_domain
 from trust_tta.results import Cell, Reliability, format_percent
 from trust_tta.results.display import BASELINES
-from trust_tta.results.order_records import EntropyByOrder
 from trust_tta.results.record import BINS
 
 MAX_POINTS = 60  # of a curve along the stream
@@ -33,8 +32,6 @@ def paper_charts(report: Report) -> Iterator[tuple[str, Chart]]:
         found = [*by_domain(group), *cost(group, ["passes"]), *along_stream(group)[:1], *ablations(group)]
         yield from ((where, chart) for chart in found)
     yield from ((chart.title, chart) for chart in by_batch_size(report.groups))
-    if report.order_records:
-        yield "", entropy_map(report.order_records)
 
 
 def by_domain(group: ResultGroup) -> list[Chart]:
@@ -225,22 +222,6 @@ def by_batch_size(groups: Sequence[ResultGroup]) -> list[Chart]:
             found.append(Chart("lines", "batch size", f"Batch size: {title}", series, said, x_label="batch size",
                                x_scale="doubling"))  # fmt: skip
     return found
-
-
-def entropy_map(maps: Sequence[EntropyByOrder]) -> Chart:
-    """Mean entropy of each order, a row per record; the chosen orders of each row are framed."""
-    orders = tuple(sorted({order for record in maps for order in record.orders}))
-    found = [dict(zip(record.orders, record.entropy, strict=True)) for record in maps]
-    rows = tuple(tuple(values.get(order, math.nan) for order in orders) for values in found)
-    framed = set()
-    for i, (record, row) in enumerate(zip(maps, rows, strict=True)):
-        known = [j for j, value in enumerate(row) if math.isfinite(value)]
-        framed |= {(i, j) for j in sorted(known, key=lambda j: (row[j], j))[: record.k]}
-    grid = Heatmap(rows, tuple(shades(row) for row in rows), frozenset(framed))
-    said = "Mean prediction entropy of each scan order in nats; the orders chosen in each row are framed."
-    names = tuple(safe_line(record.title) for record in maps)
-    return Chart("heatmap", "entropy by order", "Mean entropy by order", caption=said, categories=orders, rows=names,
-                 percent=False, heatmap=grid)  # fmt: skip
 
 
 def mean_point(group: ResultGroup, variant: Variant, x: float) -> Point:

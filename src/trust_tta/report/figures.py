@@ -19,7 +19,7 @@ from trust_tta.report.theme import OUTLINES, Marker, Style, named_styles
 Axes: TypeAlias = Any  # of matplotlib
 
 PIXELS_PER_INCH = 100.0
-INK, SOFT, FAINT, ACCENT = "#1d2026", "#596070", "#e6e3dc", "#24557f"
+INK, SOFT, FAINT = "#1d2026", "#596070", "#e6e3dc"
 MARKERS: dict[Marker, str] = {
     "circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v",
     "left": "<", "plus": "P", "cross": "X", "star": "*", "right": ">", "pentagon": "p", "hexagon": "H", "thin": "d",
@@ -92,12 +92,6 @@ def _draw(axes: Axes, shape: Element, down: float) -> None:
             axes.plot([x for x, _ in points], [y + down for _, y in points], **_line_style(classes, style))
     elif shape.tag == "text":
         _write(axes, shape, classes, style, down)
-    elif shape.tag == "rect":
-        patches = require("matplotlib.patches", extra="figures")
-        x, y, width, height = (float(get(name, "")) for name in ("x", "y", "width", "height"))
-        fill = style.light if style else ACCENT, float(get("opacity") or get("fill-opacity") or 1)
-        edge = {"edgecolor": INK, "linewidth": 1.2} if "framed" in classes else {"linewidth": 0}
-        axes.add_patch(patches.Rectangle((x, y + down), width, height, facecolor=fill, **edge))
     moved = re.search(r"translate\(0 (\S+)\)", get("transform", ""))
     for inner in shape:
         _draw(axes, inner, down + (float(moved[1]) if moved else 0.0))
@@ -129,6 +123,5 @@ def _write(axes: Axes, shape: Element, classes: list[str], style: Style | None, 
         ha={"middle": "center", "end": "right"}.get(shape.attrib.get("text-anchor", ""), "left"),
         rotation=-float(turned[1]) if turned else 0,
         rotation_mode="anchor",
-        fontsize=6.5 if "heat-text" in classes else None,
         color=style.light if style else SOFT if {"tick", "axis"} & set(classes) else INK,
     )

@@ -221,7 +221,7 @@ def across_sections(groups: Sequence[ResultGroup]) -> list[Section]:
 
 def order_sections(records: Sequence[EntropyByOrder]) -> list[Section]:
     """Rankings of scan orders."""
-    return [Section("Scan orders", charts=[charts.entropy_map(records)], free=True)] if records else []
+    return [Section("Scan orders", tables=[tables.entropy_table(records)], free=True)] if records else []
 
 
 def defaults_note(group: ResultGroup) -> str:

@@ -168,7 +168,7 @@ def render(chart: Chart) -> str:
 
 def draw(chart: Chart) -> Element:
     """A chart as a tree of SVG elements."""
-    kinds = {"dots": _dots, "scatter": _scatter, "lines": _lines, "reliability": _reliability, "heatmap": _heatmap}
+    kinds = {"dots": _dots, "scatter": _scatter, "lines": _lines, "reliability": _reliability}
     return kinds[chart.kind](chart)
 
 
@@ -317,28 +317,6 @@ def _reliability(chart: Chart) -> Element:
     axes = bottom_axis(x, bottom, top, chart.x_label) + left_axis(y, left, right, "")
     diagonal = line(x(0), y(0), x(1), y(1), "diagonal")
     return document(size, chart.title, [*axes, *bars, diagonal], width=size, role="small")
-
-
-def _heatmap(chart: Chart) -> Element:
-    """Shaded cells with their values; rows and columns are named."""
-    grid = chart.heatmap
-    if grid is None:
-        return document(1, chart.title, [])
-    left, top, width, height = max(96.0, 7.0 * max(map(len, chart.rows)) + 12), 46.0, 34.0, 26.0
-    right, bottom = left + width * len(chart.categories), top + height * len(chart.rows)
-    shapes: list[Element] = []
-    for i, values in enumerate(grid.values):
-        y = top + height * i
-        shapes.append(text(left - 8, y + height / 2 + 4, chart.rows[i], anchor="end", role="label"))
-        for j, value in enumerate(values):
-            if math.isfinite(value):
-                x, role = left + width * j, "heat framed" if (i, j) in grid.framed else "heat"
-                look = {"fill-opacity": 0.85 - 0.75 * grid.shades[i][j], "class": role}
-                box = {"x": x + 1, "y": y + 1, "width": width - 2, "height": height - 2, **look}
-                shapes.append(element("rect", {**box, "data-tip": f"{chart.categories[j]}: {value:.4f}"}))
-                shapes.append(text(x + width / 2, y + 17, f"{value:.2f}", anchor="middle", role="heat-text"))
-    shapes += [_slanted(left + width * (j + 0.5), top - 6, name, -50) for j, name in enumerate(chart.categories)]
-    return document(bottom + 8, chart.title, shapes, width=right + 8, role="wide")
 
 
 def spread_labels(places: Sequence[float], gap: float, top: float, bottom: float) -> list[float]:

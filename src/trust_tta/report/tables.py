@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from trust_tta.report.significance import difference, pareto_front, ranking
 from trust_tta.report.text import counted, domain_name, joined, safe_line, short_domain
 from trust_tta.results import Cell, format_gain, format_percent, format_value
 from trust_tta.results.display import MISSING
+from trust_tta.results.order_records import EntropyByOrder
 
 PUBLISHED = "published"
 OURS = "this run"
@@ -265,6 +267,21 @@ def paper_domains_table(group: ResultGroup, comparison: PaperComparison) -> Data
     if any(name in below for name in names):
         caption += "; ▼: the paper's TRUST is below the paper's source"
     return DataTable(f"paper {comparison.table.place} by domain", caption, columns, tuple(rows))
+
+
+def entropy_table(records: Sequence[EntropyByOrder]) -> DataTable:
+    """Mean prediction entropy of each scan order, a row per record."""
+    orders, rows = sorted({order for record in records for order in record.orders}), []
+    for record in records:
+        known = {order: value for order, value in record.by_order.items() if math.isfinite(value)}
+        chosen = sorted(known, key=lambda order: (known[order], order))[: record.k]
+        cells = [
+            TableCell(f"{known[order]:.3f}", known[order], best=order in chosen) if order in known else _GAP
+            for order in orders
+        ]
+        rows.append(Row(safe_line(record.title), tuple(cells)))
+    caption = "Mean prediction entropy of each scan order in nats; the chosen orders in bold"
+    return DataTable("entropy by order", caption, _columns("data", *orders), tuple(rows))
 
 
 _GAP = TableCell(MISSING, role="gap")

@@ -1,4 +1,4 @@
-"""The entropy of scan orders as JSON files, which `trust-tta rank` writes and `trust-tta report` draws."""
+"""The entropy of scan orders as JSON files, which `trust-tta rank` writes and `trust-tta report` shows."""
 
 from __future__ import annotations
 
