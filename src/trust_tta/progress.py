@@ -1,12 +1,10 @@
-"""Progress of long-running work: a protocol that the command line implements."""
+"""Progress of long-running work, which the command line shows."""
 
 from __future__ import annotations
 
-from typing import Protocol
 
-
-class Progress(Protocol):
-    """Called by functions that take long."""
+class Progress:
+    """Called by functions that take long; this one shows nothing."""
 
     def start(self, total: int | None, what: str) -> None:
         """Begin `total` steps (None: unknown); `what` names them, "" if only their percentage means something."""
@@ -21,20 +19,4 @@ class Progress(Protocol):
         """End the steps."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def start(self, total: int | None, what: str) -> None:
-        pass
-
-    def advance(self, n: int = 1) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-
-SILENT: Progress = Silent()
+SILENT = Progress()

@@ -20,7 +20,7 @@ from trust_tta.methods.registry import create_method
 from trust_tta.models.typed import create_model
 from trust_tta.models.vmamba import VMamba
 from trust_tta.preprocessing import find_preset
-from trust_tta.progress import Silent
+from trust_tta.progress import Progress
 
 CPU = EvaluationOptions(device=torch.device("cpu"))
 
@@ -68,7 +68,7 @@ def test_kept_samples_are_spread_over_the_stream(model: VMamba) -> None:
     assert len(few.predictions) == 3
 
 
-class Steps(Silent):
+class Steps(Progress):
     """Remembers the steps of progress."""
 
     def __init__(self) -> None:

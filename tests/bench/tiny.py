@@ -12,7 +12,7 @@ from trust_tta.bench.config import RunConfig
 from trust_tta.bench.parsing import merge, parse_config, read_parts
 from trust_tta.bench.sweep import sweep
 from trust_tta.models.typed import create_model
-from trust_tta.progress import Silent
+from trust_tta.progress import Progress
 from trust_tta.results import Cell, ResultStore
 
 OVERRIDES: dict[str, Any] = {"depths": [1, 1], "dims": [8, 16], "patch_size": 4}
@@ -49,7 +49,7 @@ def tiny_config(folder: Path, **changes: Any) -> RunConfig:
     return parse_config(content(folder, **changes), name="tiny", origin="the test")
 
 
-class Recorder(Silent):
+class Recorder(Progress):
     """Remembers what a sweep says: lines of finished and of failed cells, and passes of the network."""
 
     def __init__(self) -> None:

@@ -23,12 +23,12 @@ from trust_tta.data.dataset import Dataset
 from trust_tta.errors import DataError
 from trust_tta.models.weights import read_weights
 from trust_tta.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from trust_tta.progress import Silent
+from trust_tta.progress import Progress
 from trust_tta.training import TrainRecipe, open_training_data, train
 from trust_tta.training.data import read_arrays
 
 
-class Counter(Silent):
+class Counter(Progress):
     steps = 0
 
     def advance(self, n: int = 1) -> None:

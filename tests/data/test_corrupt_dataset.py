@@ -82,8 +82,8 @@ ARRAY_KILL = """
 import os, signal, sys
 import numpy as np
 from trust_tta.data.corrupt_dataset import corrupt_array
-from trust_tta.progress import Silent
-class Killer(Silent):
+from trust_tta.progress import Progress
+class Killer(Progress):
     done = 0
     def advance(self, n=1):
         self.done += n
@@ -268,8 +268,8 @@ def test_workers_write_the_same_folder(tmp_path: Path) -> None:
 FOLDER_KILL = """
 import os, signal, sys
 from trust_tta.data.corrupt_dataset import corrupt_folder
-from trust_tta.progress import Silent
-class Killer(Silent):
+from trust_tta.progress import Progress
+class Killer(Progress):
     done = 0
     def advance(self, n=1):
         self.done += n

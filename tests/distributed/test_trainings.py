@@ -18,7 +18,7 @@ from trust_tta.data.class_names import PACS_CLASSES
 from trust_tta.distributed.sweeps import TaskResources
 from trust_tta.distributed.trainings import train_on_cluster
 from trust_tta.errors import TrustError
-from trust_tta.progress import Silent
+from trust_tta.progress import Progress
 from trust_tta.training.parallel_runs import TrainingJob, train_in_parallel
 from trust_tta.training.recipe import TrainRecipe
 from trust_tta.training.runs import TrainedFiles
@@ -54,7 +54,7 @@ def weights(end: TrainedFiles | TrustError) -> dict[str, Tensor]:
     return load_file(end.weights)
 
 
-class Killer(Silent):
+class Killer(Progress):
     """Kills the worker of the first training when that has told of its first epoch."""
 
     def __init__(self, ray: ModuleType) -> None:

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.training.samples import noisy_images
-from trust_tta.training import augment
+from trust_tta.training import tasks as augment
 
 
 def generator(seed: int = 0) -> torch.Generator:

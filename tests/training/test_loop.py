@@ -15,12 +15,11 @@ from tests.training.samples import SHORT, TASK, colored_images, flat, noisy_imag
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError
 from trust_tta.models.vmamba import VMamba
 from trust_tta.ops import cuda_graphs
-from trust_tta.progress import Silent
-from trust_tta.training.augment import normalize
+from trust_tta.progress import Progress
 from trust_tta.training.evaluation import evaluate, recalibrate
 from trust_tta.training.loop import FitResult, _seed_epoch, fit
 from trust_tta.training.recipe import TrainRecipe
-from trust_tta.training.tasks import Samples, Task, accuracy
+from trust_tta.training.tasks import Samples, Task, accuracy, normalize
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +33,7 @@ def run(path: Path | None = None, *, device: str = "cpu", **options: Any) -> tup
     return model, learn(model, *colored_images(21), SHORT, state_path=path, **options)
 
 
-class Told(Silent):
+class Told(Progress):
     """Remembers what it was told; stops after so many notes."""
 
     def __init__(self, stop: int | None = None) -> None:

@@ -20,7 +20,7 @@ from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, make_plan
 from trust_tta.bench.sweep import CellRunner, CellWriter, Outcome, check_sequence, open_plan, outcome_of, unfinished
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError, TrustError
-from trust_tta.progress import SILENT, Progress, Silent
+from trust_tta.progress import SILENT, Progress
 from trust_tta.results.store import ResultStore
 
 GRACE_SECONDS = 10.0  # for a worker to release its cells before it is killed
@@ -158,7 +158,7 @@ def work(connection: Connection, processes: int, number: int) -> None:
                 progress.send((experiment_number, error))
 
 
-class _PipeProgress(Silent):
+class _PipeProgress(Progress):
     """Sends the progress of a worker to its parent process; exits when the pipe is closed."""
 
     def __init__(self, connection: Connection) -> None:

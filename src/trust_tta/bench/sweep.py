@@ -16,7 +16,7 @@ from trust_tta.bench.runner import EvaluationOptions, kept_pictures, run_stream
 from trust_tta.errors import LONGEST_MESSAGE, BackendError, ConfigError, TrustError, reason_of
 from trust_tta.methods.registry import create_method, method_options
 from trust_tta.methods.source_data import gather_from_clean
-from trust_tta.progress import SILENT, Progress, Silent
+from trust_tta.progress import SILENT, Progress
 from trust_tta.results.display import format_gain, format_percent, plain_text
 from trust_tta.results.record import CellKey, CellResult, Provenance
 from trust_tta.results.store import ResultStore
@@ -237,7 +237,7 @@ class _StoreError(Exception):
         self.error = error
 
 
-class _HeartbeatProgress(Silent):
+class _HeartbeatProgress(Progress):
     """Progress of one sequence: renews its claims, and reports batches by their cost."""
 
     def __init__(self, writer: CellWriter, cost: int) -> None:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from trust_tta.errors import TrustError
+from trust_tta.progress import Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -60,7 +61,7 @@ def _try(what: str, folder: Path) -> None:
         remove_stale(folder)
 
 
-class ProgressDisplay:
+class ProgressDisplay(Progress):
     """Shows progress on stderr and notes on stdout, and calls `on_note` after each. Use it as a context manager."""
 
     def __init__(

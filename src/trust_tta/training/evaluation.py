@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trust_tta.training.augment import channel_constants, normalize
 from trust_tta.training.recipe import Channels
-from trust_tta.training.tasks import accuracy, label_type
+from trust_tta.training.tasks import accuracy, channel_constants, label_type, normalize
 
 
 @torch.no_grad()

@@ -30,9 +30,8 @@ from trust_tta.models.base import ScanNetwork
 from trust_tta.models.layers import StochasticDepth
 from trust_tta.ops.cuda_graphs import GraphedNetwork
 from trust_tta.progress import SILENT, Progress
-from trust_tta.training.augment import channel_constants
 from trust_tta.training.recipe import Recipe
-from trust_tta.training.tasks import R, Samples, Task, label_type
+from trust_tta.training.tasks import R, Samples, Task, channel_constants, label_type
 
 Model = TypeVar("Model", bound=nn.Module)
 

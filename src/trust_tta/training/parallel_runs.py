@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from trust_tta.errors import TrustError
-from trust_tta.progress import SILENT, Progress, Silent
+from trust_tta.progress import SILENT, Progress
 from trust_tta.training.data import open_training_data
 from trust_tta.training.recipe import SegmentationRecipe, TrainRecipe
 from trust_tta.training.runs import TrainedFiles, train
@@ -107,7 +107,7 @@ def _run_worker(connection: Connection, training: TrainingJob) -> None:
         connection.send(error)
 
 
-class Lines(Silent):
+class Lines(Progress):
     """Progress that forwards its notes and nothing else."""
 
     def __init__(self, send: Any) -> None:

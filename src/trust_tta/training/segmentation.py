@@ -25,9 +25,8 @@ from trust_tta.models.upernet import UPerNet
 from trust_tta.ops.segmentation_logits import CoarseLogits, apply_in_chunks
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
-from trust_tta.training.augment import normalize
 from trust_tta.training.recipe import SegmentationRecipe
-from trust_tta.training.tasks import Samples, Task, check_images
+from trust_tta.training.tasks import Samples, Task, check_images, normalize
 
 AUXILIARY_WEIGHT = 0.4
 _EPSILON = 2.0**-23  # keeps the loss of a batch without labels at zero
