@@ -11,6 +11,7 @@ import pytest
 from tests.web import Reply, serving
 from trust_tta.data.download import MAX_RETRIES, download
 from trust_tta.errors import DownloadError
+from trust_tta.progress import Progress
 
 CONTENT = bytes(range(256)) * 5000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -128,7 +129,7 @@ def test_concurrent_downloads_leave_one_whole_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["net.pth", "net.pth.sha256"]
 
 
-class Bar:
+class Bar(Progress):
     """A progress that remembers its calls."""
 
     def __init__(self) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from trust_tta.progress import Progress
+
 PACS_ROOT = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "PACS"
 WNIDS = ("n01443537", "n02099601", "n07753592")  # goldfish 1, golden retriever 207, banana 954; all in ImageNet-R
 WNID_LABELS = (1, 207, 954)
@@ -63,7 +65,7 @@ def corrupted_arrays(folder: Path, corruptions: Sequence[str], *, images: int, c
 
 
 @dataclass
-class Seen:
+class Seen(Progress):
     """A progress that remembers: each stage with its total, and how far each came."""
 
     stages: list[tuple[str, int | None]] = field(default_factory=list)
