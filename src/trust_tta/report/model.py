@@ -252,9 +252,11 @@ class ResultGroup:
             accuracy, cells = self.mean(variant.label).mean, self.cells_of(variant.label)
             if accuracy is not None:
                 batches = sum(cell.batches for cell in cells)
-                names = ("updates", "forwards", "backwards")
-                counts = (sum(getattr(cell.result, name) for cell in cells) / batches for name in names)
-                found.append(Cost(variant, accuracy, *counts, _milliseconds(cells)))
+                updates, forwards, backwards = (
+                    sum(getattr(cell.result, name) for cell in cells) / batches
+                    for name in ("updates", "forwards", "backwards")
+                )
+                found.append(Cost(variant, accuracy, updates, forwards, backwards, _milliseconds(cells)))
         return tuple(found)
 
 
