@@ -83,11 +83,6 @@ class ExperimentData:
         self._by_domain: dict[tuple[str, int], Dataset] = {}
         self._clean: dict[str | None, Dataset] = {}
 
-    @property
-    def names_classes(self) -> bool:
-        """Whether folders or an object name the classes, rather than the specification of the data set."""
-        return not self.config.corrupts and not find_spec(self.config.dataset).class_names
-
     def domains(self) -> tuple[str, ...]:
         """The domains of the experiment, in order."""
         config = self.config

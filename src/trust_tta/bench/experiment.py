@@ -18,6 +18,7 @@ from trust_tta.bench.environment import autocast, choose_device
 from trust_tta.config_io import read_class_names
 from trust_tta.data.dataset import Dataset
 from trust_tta.data.file_io import hash_array, hash_strings
+from trust_tta.data.registry import find_spec
 from trust_tta.data.streams import Domain
 from trust_tta.errors import ConfigError, TrustError
 from trust_tta.models.checkpoint import Checkpoint
@@ -120,7 +121,8 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Experime
                     batches = tuple(len(cell.batches) for cell in cells)
                     cost = estimate_cost(method)
                     sequences.append(CellSequence(method, batch_size, seed, positions, keys, batches, cost))
-    shown = [text for text in warnings if text and data.names_classes]
+    named = not config.data.corrupts and not find_spec(config.data.dataset).class_names  # by folders or an object
+    shown = [text for text in warnings if text and named]
     longest = max(sum(sequence.batches) for sequence in sequences)
     if longest <= SHORT_STREAM and any("lr" in method.all_options() for method in config.methods):
         shown.append(

@@ -6,15 +6,11 @@ import importlib
 import platform
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trust_tta import __version__
 from trust_tta.cli.output import say
 from trust_tta.errors import BackendError, reason_of
 from trust_tta.optional import available, version_of
-
-if TYPE_CHECKING:
-    from trust_tta.ops.selfcheck import BackendCheck
 
 EXAMPLES = """\
   trust-tta doctor                      check this machine
@@ -57,7 +53,10 @@ def run(arguments: Namespace) -> None:
     if arguments.compile:
         _section("compiled kernels", compile_kernels())
     checks = {name: check_backend(name, device) for name, device in usable_backends().items()}
-    lines = [(name, _describe_check(check)) for name, check in checks.items()]
+    lines = [
+        (name, f"{'ok' if c.passed else 'FAILED'}, largest relative error {c.error:.1e} ({c.where})")
+        for name, c in checks.items()
+    ]
     _section("scan backends (float32 against the reference in float64)", lines + list(unusable_backends().items()))
     failed = [name for name, check in checks.items() if not check.passed]
     if failed:
@@ -122,11 +121,6 @@ def found_data(root: Path) -> list[tuple[str, str]]:
     present = find_present(root) if root.is_dir() else []
     lines = [(spec.name, str(folder)) for spec, folder in present]
     return lines or [("none", f"in '{root}'; fetch one with: trust-tta data get cifar10 --root {root}")]
-
-
-def _describe_check(check: BackendCheck) -> str:
-    verdict = "ok" if check.passed else "FAILED"
-    return f"{verdict}, largest relative error {check.error:.1e} ({check.where})"
 
 
 def describe_extra(extra: str, package: str, use: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trust_tta.cli.arguments import add_network_arguments, integers, names_list, use_passive_threads
@@ -92,13 +92,16 @@ def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
 
 def show(record: dict[str, Any]) -> None:
     """The record as tables and a few lines."""
+    from trust_tta.report.formats import plain_table, to_text
+
     rows, facts = record["rows"], record["facts"]
     say(f"{facts['device']}, PyTorch {facts['torch']}, {facts['threads']} threads; median of the repeats, in ms\n")
-    say(f"network\n{network_table([row for row in rows if row['part'] == 'network'])}")
+    say(f"network\n{timing_table([row for row in rows if row['part'] == 'network'], ('batch',), rates=True)}")
     if scans := [row for row in rows if row["part"] == "scan"]:
-        say(f"scan alone\n{_draw(scans, ('batch', 'channels', 'size'), (), lambda row: ())}")
-    if started := [row for row in rows if row["part"] == "start"]:
-        say(f"first calls, each in a new process\n{startup_table(started)}")
+        say(f"scan alone\n{timing_table(scans, ('batch', 'channels', 'size'))}")
+    if started := [row for row in rows if row["part"] == "start"]:  # a cold cache is an empty folder
+        lines = [(row["work"], row["failed"] or f"{row['median_ms'] / 1e3:.2f}") for row in started]
+        say(f"first calls, each in a new process\n{to_text(plain_table(('', 'seconds'), lines))}")
     network = record["network"]
     say(f"{network['name']}: {network['parameters']:,} parameters")
     for place, ratio in record["over_reference"].items():
@@ -107,44 +110,25 @@ def show(record: dict[str, Any]) -> None:
     say(f"{len(rows)} rows in {record['seconds']:.0f} s")
 
 
-def network_table(rows: Sequence[Record]) -> str:
-    """Times, images per second and memory."""
-
-    def numbers(row: Record) -> tuple[str, ...]:
-        memory = f"{row['peak_bytes'] / 2**30:.2f}" if row["peak_bytes"] else ""
-        return f"{1e3 * row['batch'] / row['median_ms']:.1f}", memory
-
-    return _draw(rows, ("batch",), ("images/s", "GiB"), numbers)
-
-
-def startup_table(rows: Sequence[Record]) -> str:
-    """Seconds of first calls; a cold cache is an empty folder."""
+def timing_table(rows: Sequence[Record], sizes: Sequence[str], *, rates: bool = False) -> str:
+    """The times of rows in ms, with `rates` also images per second and memory; the failures below."""
     from trust_tta.report.formats import plain_table, to_text
 
-    lines = [(row["work"], row["failed"] or f"{row['median_ms'] / 1e3:.2f}") for row in rows]
-    return to_text(plain_table(("", "seconds"), lines))
-
-
-def _times(row: Record) -> tuple[str, ...]:
-    times = (
-        f"{row[name]:.3g}" if row[name] < 100 else f"{row[name]:.0f}"
-        for name in ("median_ms", "p20_ms", "p80_ms", "first_ms")
-    )
-    return *times, str(row["repeats"])
-
-
-def _draw(
-    rows: Sequence[Record], shape: Sequence[str], titles: Sequence[str], numbers: Callable[[Record], tuple[str, ...]]
-) -> str:
-    """A table of rows, their times and further `numbers` under `titles`, and the failures below."""
-    from trust_tta.report.formats import plain_table, to_text
-
-    sizes = ["length" if name == "size" else name for name in shape]
+    titles = ["", "scan", "dtype", *("length" if name == "size" else name for name in sizes)]
+    titles += ["ms", "p20", "p80", "first call", "n", *(("images/s", "GiB") if rates else ())]
     lines = []
     for row in rows:
-        place = (row["work"], row["backend"], row["dtype"], *(str(row[name]) for name in shape))
-        measured = ("failed", *[""] * (4 + len(titles))) if row["failed"] else (*_times(row), *numbers(row))
-        lines.append((*place, *measured))
-    table = to_text(plain_table(("", "scan", "dtype", *sizes, "ms", "p20", "p80", "first call", "n", *titles), lines))
+        line = [row["work"], row["backend"], row["dtype"], *(str(row[name]) for name in sizes)]
+        if row["failed"]:
+            line.append("failed")
+        else:
+            times = [row[name] for name in ("median_ms", "p20_ms", "p80_ms", "first_ms")]
+            line += [*(f"{ms:.3g}" if ms < 100 else f"{ms:.0f}" for ms in times), str(row["repeats"])]
+            if rates:
+                memory = f"{row['peak_bytes'] / 2**30:.2f}" if row["peak_bytes"] else ""
+                line += [f"{1e3 * row['batch'] / row['median_ms']:.1f}", memory]
+        lines.append(line + [""] * (len(titles) - len(line)))
     failed = [row for row in rows if row["failed"]]
-    return table + "".join(f"failed: {r['work']}, {r['dtype']}, batch {r['batch']}: {r['failed']}\n" for r in failed)
+    return to_text(plain_table(titles, lines)) + "".join(
+        f"failed: {r['work']}, {r['dtype']}, batch {r['batch']}: {r['failed']}\n" for r in failed
+    )
