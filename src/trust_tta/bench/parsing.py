@@ -44,9 +44,9 @@ def read_parts(
         chosen = [(f"{SMALL}: ", dict(reduced))] if isinstance(reduced, Mapping) else []
     elif parts is not None and "dataset" in changes.get("data", {}):
         chosen = _select_dataset(chosen, changes["data"]["dataset"])
-    keys = [key for key, _, _ in outline(RunConfig) if key != "methods"]  # which a file lists, too
     given = {f"{table}.{name}" for table, values in changes.items() if isinstance(values, Mapping) for name in values}
-    flags = {key: flag_of(key) for key in keys if path is None or key in given | changes.keys()}
+    given |= changes.keys() - {"methods"}  # which a file lists, too
+    flags = {key: flag_of(key) for key, _, _ in outline(RunConfig) if path is None or key in given}
     configs = [_check(where, apply_changes(values, changes), name, mistakes, flags) for where, values in chosen]
     if isinstance(reduced, Mapping) and not small:
         _check(f"{SMALL}: ", reduced, name, mistakes)
