@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trust_tta.report import svg
-from trust_tta.report.chart import Chart, Point, Series, outlier_floor, split_outliers
+from trust_tta.report.charts import Chart, Point, Series, outlier_floor, split_outliers
 from trust_tta.report.model import Variant
 from trust_tta.report.significance import pareto_front
 from trust_tta.results.display import METHODS

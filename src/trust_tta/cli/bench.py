@@ -6,13 +6,14 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from trust_tta.cli.arguments import (
+    add_engine_arguments,
     add_run_arguments,
+    check_engine,
     names_list,
     option,
     read_experiments,
     use_passive_threads,
 )
-from trust_tta.cli.engines import add_engine_arguments, check_engine
 from trust_tta.cli.output import try_file
 from trust_tta.errors import ConfigError, TrustError
 
@@ -62,8 +63,8 @@ def run(arguments: Namespace) -> None:
     for config in parts:
         try_file("--store", config.store)
     from trust_tta.bench.trackers import log_cells
+    from trust_tta.cli.arguments import make_engine
     from trust_tta.cli.cells import export, run_parts, stored_cells
-    from trust_tta.cli.engines import make_engine
 
     with log_cells(arguments.log, parts) as on_note:
         try:

@@ -37,8 +37,8 @@ def run(arguments: Namespace) -> None:
 
     from trust_tta.bench.environment import choose_device
     from trust_tta.bench.parsing import read_parts
+    from trust_tta.cli.arguments import local_engine
     from trust_tta.cli.cells import run_parts
-    from trust_tta.cli.engines import local_engine
     from trust_tta.report.formats import verdict
     from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page

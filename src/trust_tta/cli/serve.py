@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trust_tta.cli.arguments import add_network_arguments, use_passive_threads
-from trust_tta.cli.engines import add_engine_arguments, check_engine
+from trust_tta.cli.arguments import add_engine_arguments, add_network_arguments, check_engine, use_passive_threads
 from trust_tta.cli.output import say, try_folder
 from trust_tta.errors import ConfigError
 

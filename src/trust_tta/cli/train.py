@@ -8,8 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, use_passive_threads
-from trust_tta.cli.engines import add_engine_arguments, check_engine, open_cluster
+from trust_tta.cli.arguments import (
+    add_engine_arguments,
+    add_schema_arguments,
+    check_engine,
+    open_cluster,
+    schema_values,
+    setting,
+    use_passive_threads,
+)
 from trust_tta.cli.output import ProgressDisplay, say, try_folder
 from trust_tta.config_io import read_toml
 from trust_tta.errors import ConfigError, TrustError
@@ -60,7 +67,7 @@ def add_data_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Train one network, or one for each domain that is left out; one that fails does not keep the others waiting."""
+    """Train one network, or one for each left-out domain; a failure does not stop the others."""
     use_passive_threads()
     if arguments.size is not None and arguments.size < 8:
         raise ConfigError(f"--size {arguments.size}: give at least 8 pixels")

@@ -11,8 +11,7 @@ from xml.etree.ElementTree import Element
 from trust_tta.atomic import replacing
 from trust_tta.optional import require
 from trust_tta.report import svg
-from trust_tta.report.chart import Chart
-from trust_tta.report.charts import paper_charts
+from trust_tta.report.charts import Chart, paper_charts
 from trust_tta.report.model import Report, Variant
 from trust_tta.report.theme import OUTLINES, Marker, Style, named_styles
 

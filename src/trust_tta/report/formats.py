@@ -119,7 +119,7 @@ def results_text(cells: Sequence[Cell]) -> list[str]:
 
 
 def verdict(cells: Sequence[Cell]) -> str:
-    """In two sentences who leads, by how much, and whether the runs tell."""
+    """The best method and its margin, in two sentences a group."""
     return " ".join(sentence for group in make_groups(cells) for sentence in summarize(group)[:2])
 
 

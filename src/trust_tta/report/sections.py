@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 
 from trust_tta.report import charts, tables
-from trust_tta.report.chart import Chart, finite_mean
+from trust_tta.report.charts import Chart, finite_mean
 from trust_tta.report.model import Report, ResultGroup, Variant
 from trust_tta.report.paper import compare
 from trust_tta.report.tables import Column, DataTable, Row, TableCell

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from xml.etree.ElementTree import Element, tostring
 
-from trust_tta.report.chart import Chart, Point, Series, split_outliers
+from trust_tta.report.charts import Chart, Point, Series, split_outliers
 from trust_tta.report.model import Variant
 from trust_tta.report.significance import pareto_front
 from trust_tta.report.text import safe, shortened

@@ -113,7 +113,7 @@ def check_request(corruption: str, severity: int, seed: int) -> None:
 def make_tasks(
     images: Pixels, corruption: str, severity: int, *, seed: int, table: str, first_index: int = 0
 ) -> Iterator[CorruptionTask]:
-    """The images in pieces that are small enough to be quick, each with all that its task needs."""
+    """The images in small pieces, each with the arguments of its task."""
     size = max(1, _BATCH_VALUES // int(np.prod(images.shape[1:])))
     for start in range(0, len(images), size):
         piece = np.ascontiguousarray(images[start : start + size])
