@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trust_tta.methods.base import Method, MethodOptions
 from trust_tta.methods.losses import entropy
-from trust_tta.methods.prompts import PromptedNetwork, take_prompts
+from trust_tta.methods.prompts import ImagePrompts, take_prompts
 from trust_tta.methods.source_data import SourceStatistics, StatisticsOption, required
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.ops.segmentation_logits import Logits
@@ -117,7 +117,7 @@ class Foa(Method):
         self.search = self.search or self.make_search(self.dimension or 0, self.spread or 0.0)
         return self.try_tokens(network, network.embed(images), self.search.best)[1]
 
-    def try_tokens(self, network: PromptedNetwork, x: Tensor, candidate: Vector) -> tuple[Tensor, Tensor, Tensor]:
+    def try_tokens(self, network: ImagePrompts, x: Tensor, candidate: Vector) -> tuple[Tensor, Tensor, Tensor]:
         """Fitness, logits (n, classes) and mean features (d,) of an embedded batch with one candidate's tokens."""
         seen = network.forward(x, torch.from_numpy(candidate).to(x).view(self.options.prompts, -1))
         features, source = seen.features, self.source.like(x)

@@ -68,9 +68,6 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def own_labels(logits: Logits) -> tuple[Tensor, Tensor]:
     """The highest probability of each prediction, and its class."""
-    if isinstance(logits, Tensor) and logits.dim() == 2:
-        confidence, labels = logits.softmax(1).max(1)
-        return confidence, labels
     return apply_in_chunks(lambda chunk: chunk.softmax(1).amax(1), logits), most_likely(logits)
 
 
@@ -123,25 +120,19 @@ def class_confusion(logits: Logits, *, temperature: float) -> Tensor:
 
     Jin et al., "Minimum Class Confusion for Versatile Domain Adaptation", ECCV 2020.
     """
-    if isinstance(logits, Tensor) and logits.dim() == 2:
-        p = (logits / temperature).softmax(1)
-        with torch.no_grad():
-            sureness = _sureness(p)
-            sureness = sureness * len(p) / sureness.sum()
-        return (p * sureness).T @ p
+
+    def confidence(chunk: Tensor) -> Tensor:
+        p = (chunk / temperature).softmax(1)
+        return 1 + torch.exp((p * (p + 1e-5).log()).sum(1))
+
+    def confusion(chunk: Tensor, weights: Tensor) -> Tensor:
+        p = by_class((chunk / temperature).softmax(1))
+        return (p * weights.reshape(-1, 1)).T @ p
+
     with torch.no_grad():
-        sureness = apply_in_chunks(lambda chunk: _sureness((chunk / temperature).softmax(1))[:, 0], logits.detach())
-        sureness = sureness * sureness.numel() / sureness.sum()
-    return apply_in_chunks(partial(_confused, temperature=temperature), logits, sureness, summed=True)
-
-
-def _sureness(p: Tensor) -> Tensor:
-    return 1 + torch.exp((p * (p + 1e-5).log()).sum(1, keepdim=True))
-
-
-def _confused(logits: Tensor, sureness: Tensor, *, temperature: float) -> Tensor:
-    p = by_class((logits / temperature).softmax(1))
-    return (p * sureness.reshape(-1, 1)).T @ p
+        weights = apply_in_chunks(confidence, logits.detach())
+        weights = weights * weights.numel() / weights.sum()
+    return apply_in_chunks(confusion, logits, weights, summed=True)
 
 
 def confusion_loss(confusion: Tensor) -> Tensor:

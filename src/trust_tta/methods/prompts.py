@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,36 +19,46 @@ class PromptedOutput(NamedTuple):
     features: Tensor
 
 
-class PromptedNetwork(Protocol):
-    """Embeds images, and runs the rest of the network with prompts. `as_bias`: a prompt may be one bias per channel."""
+class ImagePrompts:
+    """Any network with prompts: tokens replace the last row of its images, a bias is added to every pixel.
 
-    as_bias: bool
-
-    def embed(self, images: Tensor) -> Tensor: ...
-
-    def width(self, x: Tensor) -> int:
-        """The size of a token of the embedded images."""
-
-    def spread(self, images: Tensor, x: Tensor) -> float:
-        """The range of random tokens: uniform, as visual prompt tuning draws them."""
-
-    def forward(self, x: Tensor, tokens: Tensor | None = None) -> PromptedOutput:
-        """Run the network from `embed` on, with `tokens` (prompts, width) that all images share."""
-
-    def classify(self, features: Tensor) -> Tensor: ...
-
-
-class MapPrompts:
-    """A VMamba: tokens fill one more row of the first map (n, c, h, w); a map's mean token stands for its layer."""
+    The layers' statistics are those of the pooled features, which are the input of the classifier. `as_bias`: a prompt
+    may be one bias per channel.
+    """
 
     as_bias = True
 
     def __init__(self, network: Any) -> None:
         self.network = network
-        self.embed, self.classify = network.embed, network.forward_head
+
+    def embed(self, images: Tensor) -> Tensor:
+        """What the prompts are added to."""
+        return images
 
     def width(self, x: Tensor) -> int:
+        """The size of a token of the embedded images."""
         return x.shape[1]
+
+    def spread(self, images: Tensor, x: Tensor) -> float:
+        """The range of random tokens: uniform, as visual prompt tuning draws them."""
+        return _spread(images.shape[1], x.shape[1])
+
+    def forward(self, x: Tensor, tokens: Tensor | None = None) -> PromptedOutput:
+        """Run the network from `embed` on, with `tokens` (prompts, width) that all images share."""
+        x = x if tokens is None else append_row(x[:, :, :-1], tokens)
+        features, _ = features_and_logits(self.network, x)
+        return PromptedOutput(features, features)
+
+    def classify(self, features: Tensor) -> Tensor:
+        return classify(self.network, features)
+
+
+class MapPrompts(ImagePrompts):
+    """A VMamba: tokens fill one more row of the first map (n, c, h, w); a map's mean token stands for its layer."""
+
+    def embed(self, images: Tensor) -> Tensor:
+        first: Tensor = self.network.embed(images)
+        return first
 
     def spread(self, images: Tensor, x: Tensor) -> float:
         return _spread(images.shape[1] * (images.shape[2] // x.shape[2]) ** 2, x.shape[1])
@@ -57,8 +67,12 @@ class MapPrompts:
         maps = self.network.forward_maps(x if tokens is None else append_row(x, tokens))
         return PromptedOutput(torch.cat([m.mean((2, 3)) for m in maps], dim=1), self.network.pool(maps[-1]))
 
+    def classify(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.network.forward_head(features)
+        return logits
 
-class TokenPrompts:
+
+class TokenPrompts(ImagePrompts):
     """A vision transformer of timm: prompts follow the class token and leave after the last block.
 
     The class token, normalized as the next block takes it, stands for a layer; where there is none, the mean token.
@@ -67,7 +81,8 @@ class TokenPrompts:
     as_bias = False
 
     def __init__(self, network: Any) -> None:
-        self.network, self.prefix = network, int(network.num_prefix_tokens)
+        super().__init__(network)
+        self.prefix = int(network.num_prefix_tokens)
 
     def embed(self, images: Tensor) -> Tensor:
         """Tokens (n, l, d) with their positions."""
@@ -94,44 +109,12 @@ class TokenPrompts:
             torch.cat(layers, dim=1), self.network.forward_head(self.network.norm(own), pre_logits=True)
         )
 
-    def classify(self, features: Tensor) -> Tensor:
-        return classify(self.network, features)
-
-
-class ImagePrompts:
-    """Any other network: tokens replace the last row of its images, a bias is added to every pixel.
-
-    The layers' statistics are those of the pooled features, which are the input of the classifier.
-    """
-
-    as_bias = True
-
-    def __init__(self, network: nn.Module) -> None:
-        self.network = network
-
-    def embed(self, images: Tensor) -> Tensor:
-        return images
-
-    def width(self, x: Tensor) -> int:
-        return x.shape[1]
-
-    def spread(self, images: Tensor, x: Tensor) -> float:
-        return _spread(images.shape[1], x.shape[1])
-
-    def forward(self, x: Tensor, tokens: Tensor | None = None) -> PromptedOutput:
-        x = x if tokens is None else append_row(x[:, :, :-1], tokens)
-        features, _ = features_and_logits(self.network, x)
-        return PromptedOutput(features, features)
-
-    def classify(self, features: Tensor) -> Tensor:
-        return classify(self.network, features)
-
 
 _MAPS = ("embed", "forward_maps", "pool", "forward_head")
 _TOKENS = ("patch_embed", "_pos_embed", "norm_pre", "blocks", "norm", "num_prefix_tokens", "cls_token", "forward_head")
 
 
-def take_prompts(model: nn.Module) -> PromptedNetwork:
+def take_prompts(model: nn.Module) -> ImagePrompts:
     """The network with a place for prompts: in its tokens, its first map, or else its images."""
     network: Any = model
     if all(hasattr(model, name) for name in _MAPS):

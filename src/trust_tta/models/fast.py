@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trust_tta.errors import ConfigError
 from trust_tta.models.base import Orders
 from trust_tta.ops.cuda_graphs import GraphedNetwork
+from trust_tta.ops.linear import allowed_tf32
 from trust_tta.preprocessing import network_input
 
 MAX_PIXELS = 1 << 24  # of a batch for which model(images) captures a CUDA graph
@@ -69,7 +70,8 @@ class Fast(nn.Module):
         if not self._parts or inner != self._inner:
             self._parts = [self.model, *list(self.model.modules())[1:]]  # the first may be a weak reference
             self._inner = [child for module in self._parts for child in module._modules.values()]
-        shape: list[Any] = [*map(id, self._parts), *_settings()]
+        shape: list[Any] = [*map(id, self._parts), *allowed_tf32(), torch.backends.cudnn.enabled]
+        shape.append(torch.are_deterministic_algorithms_enabled())
         for module in self._parts:
             if module.training or module._forward_hooks or module._forward_pre_hooks:
                 return False
@@ -100,17 +102,6 @@ class Fast(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._start()
-
-
-def _settings() -> list[Any]:
-    """Global PyTorch settings that choose between kernels."""
-    cudnn: Any = torch.backends.cudnn
-    matmul = torch.backends.cuda.matmul
-    if hasattr(cudnn, "conv"):  # reading the old flags fails once the new ones were set
-        rounding = [matmul.fp32_precision, cudnn.conv.fp32_precision]
-    else:
-        rounding = [matmul.allow_tf32, cudnn.allow_tf32]
-    return [*rounding, cudnn.enabled, torch.are_deterministic_algorithms_enabled()]
 
 
 def may_replay(images: Any) -> bool:

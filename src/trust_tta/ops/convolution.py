@@ -31,7 +31,12 @@ class StridedConv2d(nn.Conv2d):
 
     def uses_matmul(self, x: Tensor) -> bool:
         plain = HAS_TRITON and x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-        return plain and x.shape[1] >= MIN_CHANNELS and not torch.compiler.is_compiling() and not _rounds_to_tf32()
+        return (
+            plain
+            and x.shape[1] >= MIN_CHANNELS
+            and not torch.compiler.is_compiling()
+            and not any(linear_ops.allowed_tf32())
+        )
 
 
 class DepthwiseConv2d(nn.Conv2d):
@@ -148,11 +153,3 @@ class _Depthwise(torch.autograd.Function):
         if wanted[1]:
             dweight = conv2d_weight(x, weight.shape, dy, padding=padding, groups=channels)
         return dx, dweight, dy.sum((0, 2, 3)) if wanted[2] else None
-
-
-def _rounds_to_tf32() -> bool:
-    """Whether the user allows TF32 in products or convolutions; the library is faster then."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    if hasattr(cudnn, "conv"):  # reading the old flags fails once the new ones were set
-        return "tf32" in (cudnn.conv.fp32_precision, matmul.fp32_precision)
-    return bool(cudnn.allow_tf32 or matmul.allow_tf32)

@@ -57,7 +57,7 @@ def can_use_kernels(x: Tensor, columns: int, residual: Tensor | None = None) -> 
         return False
     if residual is not None and (residual.dtype != dtype or not residual.is_contiguous()):
         return False
-    return dtype != torch.float32 or not rounds_to_tf32()
+    return dtype != torch.float32 or not allowed_tf32()[0]
 
 
 def is_full_precision(x: Tensor) -> bool:
@@ -65,12 +65,12 @@ def is_full_precision(x: Tensor) -> bool:
     return _dtype(x) == torch.float32
 
 
-def rounds_to_tf32() -> bool:
-    """Whether the user allows TF32 in products; the library is faster then."""
-    matmul = torch.backends.cuda.matmul
-    if hasattr(matmul, "fp32_precision"):  # reading the old flag fails once the new one was set
-        return bool(matmul.fp32_precision == "tf32")
-    return bool(matmul.allow_tf32)
+def allowed_tf32() -> tuple[bool, bool]:
+    """Whether the user allows TF32 in matrix products, and in convolutions; libraries are faster then."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if hasattr(cudnn, "conv"):  # reading the old flags fails once the new ones were set
+        return matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32"
+    return matmul.allow_tf32, cudnn.allow_tf32
 
 
 def _dtype(x: Tensor) -> torch.dtype:
