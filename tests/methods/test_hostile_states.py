@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in lis
 
 # Their lengths are those of the classes, of the features and of the stream.
 FREE = (
-    "mean_prediction", "mean_features", "told", "confusion", "marginal", "window", "agreement", "error",
+    "mean_prediction", "mean_features", "told", "marginal", "window", "agreement", "error",
     "class_probs", "images", "kept", "entropies", "coreset",
 )  # fmt: skip
 

@@ -92,8 +92,8 @@ def compile_norms() -> None:
             batch_norm.small_gradients(few, few, saved, 1e-5, add=add)
         fields = {name: vector if "mean" in name else number for name in batch_norm.StreamStatistics._fields}
         stream = batch_norm.StreamStatistics(**fields)
-        for errors in (None, 2.0):
-            batch_norm.follow_stream((vector, vector, number), stream, (vector, vector), errors, 1e-5, -1 / 1024)
+        for mixing in (None, (4.0, 0.01)):
+            batch_norm.follow_stream((vector, vector, number), stream, (vector, vector), mixing, 1e-5, -1 / 1024)
 
 
 def compile_layers() -> None:

@@ -48,8 +48,8 @@ METHODS: dict[str, tuple[str, dict[str, Any], float]] = {
     "augmentation": ("augmentation", {"k": 2}, 1.6),
     "ensemble": ("ensemble", {"k": 3}, 1.8),
     "tide": ("tide", {}, 1.9),
-    "tide after": ("tide", {"predict": "after", "loss": "information"}, 1.9),
-    "tide alone": ("tide", {"views": "none", "loss": "entropy"}, 1.6),
+    "tide after": ("tide", {"predict": "after"}, 1.9),
+    "tide alone": ("tide", {"views": "none"}, 1.6),
 }
 
 

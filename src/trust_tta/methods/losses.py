@@ -115,7 +115,7 @@ def symmetric_cross_entropy(logits: Tensor, others: Tensor) -> Tensor:
     return -(log_p.exp() * log_q + log_q.exp() * log_p).sum(1) / 2
 
 
-def class_confusion(logits: Logits, *, temperature: float) -> Tensor:
+def class_confusion(logits: Logits, *, temperature: float = 2.5) -> Tensor:
     """Class confusion matrix (classes, classes): joint probabilities of pairs of classes, weighted by confidence.
 
     Jin et al., "Minimum Class Confusion for Versatile Domain Adaptation", ECCV 2020.

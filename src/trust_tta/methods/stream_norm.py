@@ -193,7 +193,7 @@ class StreamNorm(AdaptiveNorm):
             (*batch, image_variance),
             triton_norm().StreamStatistics(*(getattr(self, name) for name in names)),
             (cast(Tensor, self.weight), cast(Tensor, self.bias)),
-            TIDE.min_standard_errors if self.mix_source else None,
+            (TIDE.standard_errors**2, TIDE.clean_distance) if self.mix_source else None,
             eps=self.eps,
             half_life=TIDE.stream_memory,
         )

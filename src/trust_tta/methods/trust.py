@@ -24,8 +24,6 @@ from trust_tta.methods.trust_options import NaiveOptions, TrustOptions, require_
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, ScanOrder, find_order
 
-TEMPERATURE = 2.5  # of loss="confusion"
-
 
 class WeightAveraging(Learner):
     """Algorithms 1 and 2: one step on hard pseudo-labels under each of `orders`, then the mean of the weights.
@@ -86,7 +84,7 @@ class WeightAveraging(Learner):
     def loss(self, logits: Logits, labels: Tensor | None = None) -> Tensor:
         """Cross-entropy to the pseudo-labels or, with loss="confusion", minimum class confusion."""
         if getattr(self.options, "loss", "labels") == "confusion":
-            return confusion_loss(class_confusion(logits, temperature=TEMPERATURE))
+            return confusion_loss(class_confusion(logits))
         return pseudo_label_loss(logits, labels)
 
     def predicts_while_adapting(self) -> bool:

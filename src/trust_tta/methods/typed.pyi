@@ -112,8 +112,6 @@ class _TideKeywords(_LearningKeywords, total=False):
     source_mixing: bool
     domain_clusters: bool
     views: Literal["mirror", "none"]
-    loss: Literal["confusion", "information", "entropy"]
-    temperature: float
     source_decay: float
     correct_prior: bool
     error_scaling: bool

@@ -119,15 +119,14 @@ def batch_norm(
 
 def follow_stream(
     batch: tuple[Tensor, Tensor, Tensor], stream: Any, affine: tuple[Tensor, Tensor],
-    min_standard_errors: float | None, *, eps: float, half_life: float,
+    mixing: tuple[float, float] | None, *, eps: float, half_life: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Weight and bias (c,) that turn a norm by the moments of the `batch` into one by the stream's statistics.
 
     `batch`: mean and variance (c,), and the variance () between its images. `stream`, a `triton_norm.StreamStatistics`,
-    is moved by the batch. `min_standard_errors`: of a shift that counts (`source_mixing.py`); None: do not mix with the
-    source.
+    is moved by the batch. `mixing`: k^2 and T of `source_mixing.py`; None: do not mix with the source.
     """
-    given = (*affine, batch, stream, min_standard_errors, eps, -1 / half_life)
+    given = (*affine, batch, stream, mixing, eps, -1 / half_life)
     weight, bias = _FollowStream.apply(*given)  # type: ignore[no-untyped-call]
     return weight, bias
 

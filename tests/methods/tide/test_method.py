@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from tests.golden import load_golden
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba
 from trust_tta.errors import StateError, TrustWarning
-from trust_tta.methods.losses import class_confusion
 from trust_tta.methods.tide import method as tide_method
-from trust_tta.methods.tide.method import Tide
+from trust_tta.methods.tide.method import Tide, adaptation_loss, step_scale
 
 
 def golden_cases() -> list[int]:
@@ -24,30 +23,14 @@ def golden_cases() -> list[int]:
 
 
 @pytest.mark.parametrize("case", golden_cases())
-def test_without_a_memory_the_loss_is_minimum_class_confusion(case: int) -> None:
+def test_loss_of_pixels_is_minimum_class_confusion(case: int) -> None:
     arrays = load_golden("newer/mcc.npz")
     temperature = json.loads(str(arrays["hyper"]))["cases"][case]["temperature"]
     logits = torch.tensor(arrays[f"case/{case}/logits"], dtype=torch.float64, requires_grad=True)
-    method: Tide = make("tide", convnet(), loss="confusion", temperature=float(temperature))
-    loss = method.adaptation_loss(logits, logits.new_zeros(logits.shape[1]))
+    loss = adaptation_loss(logits * (2.5 / temperature), None)  # its own temperature is 2.5
     (gradient,) = torch.autograd.grad(loss, logits)
     assert loss.item() == pytest.approx(float(arrays[f"case/{case}/value"]), abs=1e-10)
     np.testing.assert_allclose(gradient.numpy(), arrays[f"case/{case}/grad"], atol=1e-10)
-
-
-def test_the_memory_of_the_confusion_makes_single_images_learn() -> None:
-    method: Tide = make("tide", convnet(), loss="confusion")
-    nothing = torch.zeros(CLASSES)
-    first, second = torch.randn(2, 1, CLASSES, generator=torch.Generator().manual_seed(0)).unbind()
-    first, second = first.requires_grad_(), second.requires_grad_()
-    (alone,) = torch.autograd.grad(method.adaptation_loss(first, nothing), first)
-    assert alone.abs().max() < 1e-6  # the rows of one image are all the same
-    (remembered,) = torch.autograd.grad(method.adaptation_loss(second, nothing), second)
-    assert remembered.abs().max() > 1e-3
-    expected = class_confusion(first.detach(), temperature=2.5)
-    kept = expected * 2 ** (-class_confusion(second.detach(), temperature=2.5).sum(1, keepdim=True) * CLASSES / 256)
-    assert method.confusion is not None
-    assert torch.allclose(method.confusion, kept + class_confusion(second.detach(), temperature=2.5))
 
 
 def stream_of(labels: list[int], *, sureness: float = 3.0, seed: int = 0) -> Tensor:
@@ -58,13 +41,25 @@ def stream_of(labels: list[int], *, sureness: float = 3.0, seed: int = 0) -> Ten
     return z.log_softmax(1)[None]
 
 
-def test_information_loss_is_the_negative_mean_divergence_from_the_marginal() -> None:
-    method: Tide = make("tide", convnet(), loss="information")
+def test_loss_of_images_is_the_negative_mean_divergence_from_the_marginal() -> None:
     logits, marginal = torch.randn(6, CLASSES), torch.rand(CLASSES) * 100
     p = logits.softmax(1).double().numpy()
     q = (marginal / marginal.sum()).double().numpy()
     expected = -(p * np.log(p / q)).sum(1).mean()
-    assert float(method.adaptation_loss(logits, marginal)) == pytest.approx(expected, rel=1e-5)
+    assert float(adaptation_loss(logits, marginal)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("weights", [2**14, 2**17, 2**21])
+def test_steps_are_equally_long_for_few_and_many_weights(weights: int) -> None:
+    """The length of a vector that moves by this factor in each weight."""
+    assert step_scale(1.0, weights) * math.sqrt(weights) == pytest.approx(2**9.5)
+    assert step_scale(0.25, weights) == pytest.approx(step_scale(1.0, weights) / 2)
+    assert step_scale(1.0, 16) == step_scale(1.0, 2**14)  # very few weights do not move further
+
+
+def test_removed_options_warn() -> None:
+    with pytest.warns(TrustWarning, match="tide has no option 'loss' any more"):
+        make("tide", convnet(), loss="information")
 
 
 def test_renamed_options_warn_and_still_work() -> None:
@@ -79,6 +74,14 @@ def test_states_of_the_old_prior_are_refused_in_one_line() -> None:
     state["extra"] = {"frequencies": torch.ones(CLASSES)}
     with pytest.raises(StateError, match="before its class prior; adapt again from the source"):
         method.load_state_dict(state)
+
+
+def test_states_with_a_class_confusion_are_read() -> None:
+    method, other = make("tide", convnet()), make("tide", convnet())
+    run(method, batches(1))
+    state = method.state_dict()
+    other.load_state_dict({**state, "extra": {**state["extra"], "confusion": torch.ones(CLASSES, CLASSES)}})
+    assert same(other.state_dict(), state)
 
 
 @pytest.mark.parametrize("images", [1, 2, 7, 64, 512])
@@ -104,36 +107,26 @@ def test_the_pull_alone_brings_the_weights_back_by_the_images_seen() -> None:
 
 
 def test_an_update_is_as_long_as_the_square_root_of_the_images() -> None:
-    """Adam's first step has the length of the learning rate in every weight, and twice it in a new domain."""
+    """Adam's first step has the length of the learning rate in every weight."""
     moved = {}
     for images in (2, 8):
-        method: Tide = make("tide", convnet(), lr=1e-3, source_decay=0.0, correct_prior=False, views="none")
+        method: Tide = make("tide", convnet(), lr=1e-3, source_decay=0.0, error_scaling=False, views="none")
         before = method.weights.snapshot()
         method(batches(1, images=images)[0])
         moved[images] = float((method.weights.snapshot() - before).abs().max())
-    assert moved[2] == pytest.approx(2e-3 * math.sqrt(2 / 128), rel=1e-2)
-    assert moved[8] == pytest.approx(2e-3 * math.sqrt(8 / 128), rel=1e-2)
-
-
-def test_steps_are_longer_while_a_domain_is_new() -> None:
-    method: Tide = make("tide", convnet())
-    images = batches(1, images=8)[0]
-    for batch in range(3):
-        method(images)
-        assert float(method.new_domain_boost) == pytest.approx(1 + 2 ** (-8 * (batch + 1) / 1024))
-    method(images * 20 + 30)  # another domain: the count begins again
-    assert float(method.new_domain_boost) == pytest.approx(1 + 2 ** (-8 / 1024), rel=1e-3)
-    assert make("tide", convnet(), statistics="source").new_domain_boost == 1
+    factor = step_scale(1.0, len(before))
+    assert moved[2] == pytest.approx(1e-3 * factor * math.sqrt(2 / 128), rel=1e-2)
+    assert moved[8] == pytest.approx(1e-3 * factor * math.sqrt(8 / 128), rel=1e-2)
 
 
 def test_expected_errors_are_the_mean_over_the_last_images_of_the_domain() -> None:
-    """A plain mean at first; then 256 images count, and a new domain begins anew."""
+    """A plain mean at first; then 1,024 images count, and a new domain begins anew."""
     method: Tide = make("tide", convnet())
     detector = method.shift_detector
     assert detector is not None
     streams = [stream_of([i % CLASSES for i in range(64)], sureness=s, seed=i)[0] for i, s in enumerate((3, 5, 1, 4))]
     wrong = [float(1 - p.exp().amax(1).mean()) for p in streams]
-    expected = [wrong[0], (wrong[0] + wrong[1]) / 2, (sum(wrong[:2]) / 2) * 0.75 + wrong[2] * 0.25, wrong[3]]
+    expected = [wrong[0], (wrong[0] + wrong[1]) / 2, (sum(wrong[:2]) / 2) * 15 / 16 + wrong[2] / 16, wrong[3]]
     for images, p, error in zip((64, 128, 5000, 64), streams, expected, strict=True):
         detector.images.fill_(images)
         method.error = method.expected_error(p)
@@ -141,22 +134,28 @@ def test_expected_errors_are_the_mean_over_the_last_images_of_the_domain() -> No
         assert float(method.error) == pytest.approx(error, rel=1e-5)
 
 
-@pytest.mark.parametrize(("scale", "kept"), [(0.1, 0.9), (1e4, 0.7)])
-def test_where_no_errors_are_expected_nothing_is_learned_and_the_pull_is_threefold(scale: float, kept: float) -> None:
-    """The weights start one away from the source; a large scale of the logits makes predictions wholly sure."""
-    model = convnet()
-    model.head.weight.data.mul_(scale)
-    method: Tide = make("tide", model, lr=1e-3, source_decay=0.1, correct_prior=False, views="none")
-    source = method.weights.snapshot()
-    method.weights.load(source + 1)
-    method(batches(1, images=128)[0])
-    moved = method.weights.snapshot() - source
-    assert float(moved.mean()) == pytest.approx(kept, abs=2e-3)
-    assert float(moved.std()) < 1e-4 if scale > 1 else float(moved.std()) > 1e-4  # Adam's steps go both ways
+@pytest.mark.parametrize(("error", "pace"), [(0.0, 0.0), (0.06, 0.47), (0.12, 0.88), (0.5, 0.5), (1.0, 0.0)])
+def test_steps_are_short_where_few_or_many_errors_are_expected(error: float, pace: float) -> None:
+    method: Tide = make("tide", convnet())
+    assert float(method.pace(torch.tensor(error))) == pytest.approx(pace)
 
 
-def test_without_error_scaling_no_errors_are_expected() -> None:
-    assert make("tide", convnet(), error_scaling=False).expected_error(stream_of([0])[0]) is None
+def test_where_no_errors_are_expected_nothing_is_learned() -> None:
+    """A large scale of the logits makes predictions wholly sure; the weights start one away from the source."""
+    for scale, learns in ((0.1, True), (1e4, False)):
+        model = convnet()
+        model.head.weight.data.mul_(scale)
+        method: Tide = make("tide", model, lr=1e-5, source_decay=0.1, correct_prior=False, views="none")
+        source = method.weights.snapshot()
+        method.weights.load(source + 1)
+        method(batches(1, images=128)[0])
+        moved = method.weights.snapshot() - source
+        assert float(moved.mean()) == pytest.approx(0.9, abs=2e-3)
+        assert (float(moved.std()) > 1e-5) == learns  # Adam's steps go both ways
+
+
+def test_without_error_scaling_steps_keep_their_length() -> None:
+    assert float(make("tide", convnet(), error_scaling=False).pace(torch.tensor(0.01))) == 1
 
 
 def test_a_mirrored_batch_has_the_same_prediction() -> None:
@@ -166,35 +165,17 @@ def test_a_mirrored_batch_has_the_same_prediction() -> None:
         assert torch.allclose(one(images), other(images.flip(-1)), atol=1e-4)
 
 
-def test_a_loss_that_is_not_finite_moves_no_weight_and_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_is_not_finite_moves_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     method: Tide = make("tide", vmamba())
     first, second = batches(2)
     method(first)
     before = method.state_dict()
-    monkeypatch.setattr(method, "adaptation_loss", lambda logits, marginal: logits.sum() * float("nan"))
-    method.confusion = torch.ones(CLASSES, CLASSES)
+    monkeypatch.setattr(tide_method, "adaptation_loss", lambda logits, marginal: logits.sum() * float("nan"))
     assert method(second).isfinite().all()
     after = method.state_dict()
     assert same(after["adapted"], before["adapted"])
     assert same(after["optimizer"], before["optimizer"])
-    assert torch.equal(after["extra"]["confusion"], torch.ones(CLASSES, CLASSES))
     assert (after["counters"]["updates"], after["counters"]["skipped"]) == (1, 1)
-
-
-def test_the_confusion_of_a_step_that_is_skipped_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, third = batches(3)
-    skipping, plain = (make("tide", vmamba(), loss="confusion") for _ in range(2))
-    with monkeypatch.context() as patch:
-        patch.setattr(tide_method, "confusion_loss", lambda confusion: confusion.sum() * float("nan"))
-        skipping(first)
-    assert not bool(skipping.confusion.any())
-    for method in (skipping, plain):
-        method.reset()
-        method(second)
-    with monkeypatch.context() as patch:
-        patch.setattr(tide_method, "confusion_loss", lambda confusion: confusion.sum() * float("nan"))
-        skipping(third)
-    assert torch.equal(skipping.confusion, plain.confusion)
 
 
 class Dense(nn.Module):
@@ -222,8 +203,8 @@ def test_dense_predictions_are_mirrored_back() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"views": "none"}, {"loss": "information"}, {"loss": "entropy"}, {"predict": "after"}, {"correct_prior": False},
-     {"statistics": "batch"}, {"statistics": "source"}, {"steps": 2}, {"stochastic_depth": True}],
+    [{"views": "none"}, {"predict": "after"}, {"correct_prior": False}, {"statistics": "batch"},
+     {"statistics": "source"}, {"steps": 2}, {"stochastic_depth": True}],
     ids=str,
 )  # fmt: skip
 def test_each_part_can_be_chosen_and_is_restored(options: dict[str, Any]) -> None:

@@ -9,9 +9,9 @@ p_i be the mean probability of the two views of image i, C the number of classes
    the weights learned goes with a domain: theta <- theta + d/2 (theta_source - theta).
 2. **Source mixing** (`source_mixing.py`). Each BatchNorm uses the statistics of a mixture of stream and training data
    in the proportion a : 1 - a. With the channel means and mean squares t_i of image i in units of the source, their
-   mean t over the n images of the stream and the mean squared distance V of the t_i to t,
+   mean t over the n images of the stream, the mean squared distance V of the t_i to t, and D = |t - t_source|^2,
 
-       a  =  max(0, 1 - 4 V / (n - 1) / |t - t_source|^2).
+       a  =  D / (D + 4 V / (n - 1) + 0.01).
 3. **Domain clusters** (`domain_clusters.py`). Where the descriptions of the images vary more than those of one domain,
    k-means finds 8 clusters, and each BatchNorm keeps statistics for each of them.
 4. **Class prior** (`class_prior.py`). With the mean prediction q of the stream, shrunk to even classes,
@@ -21,21 +21,16 @@ p_i be the mean probability of the two views of image i, C the number of classes
 
    where e is the autocorrelation of the predictions along the stream, less what chance gives: the division removes the
    bias of the network, the power follows labels that come in runs. pi is found by expectation maximization.
-5. **Loss**. Minimum class confusion (Jin et al., ECCV 2020) with a memory, for u_i the softmax of the views' mean
-   log-probabilities over a temperature of 2.5 and weights v_i ~ 1 + exp(-H(u_i)):
+5. **Loss**. The mutual information of images and classes, L = - 1/n sum_i KL(p_i || q), for the geometric mean p_i of
+   the views. Classes of pixels are too uneven for it: segmentation minimizes the class confusion (Jin et al., ECCV
+   2020).
+6. **Step**. Adam gives a step s for the N weights; with the expected error rate e of the domain,
 
-       M  =  sum_i v_i u_i u_i' + memory,        L  =  1 - 1/C sum_c M_cc / sum_k M_ck.
+       theta  <-  theta + s (1 - w) min(1, e / 0.12) (1 - e) sqrt(n / 128) sqrt(2^19 / max(N, 2^14))
+       theta  <-  theta + (1 - (1 - source_decay)^(n/128)) (theta_source - theta).
 
-   Rows of frequent classes forget first; the memory lets single images learn. Or, with loss="information", the mutual
-   information of images and classes, L = - 1/n sum_i KL(p_i || q).
-6. **Step**. Adam gives a step s for the weights; with the expected error rate err of the domain,
-   r = min(1, err / 0.12) and the images m of the domain seen so far,
-
-       theta  <-  theta + s (1 - w) r (1 + 2^(-m/1024)) sqrt(n/128)
-       theta  <-  theta + (1 - (1 - decay)^(n/128)) (theta_source - theta),     decay = source_decay (1 + 2 (1 - r)).
-
-   The first factor shortens steps where labels are correlated, the second where few errors are expected; the third
-   lengthens them where a domain is new.
-
+   Steps are short where labels are correlated, where few errors are expected, so that there is little to learn, and
+   where many are, so that there is little to learn from. Steps of Adam grow with the square root of the number of
+   weights; the last factor makes them equally long in all networks.
 All constants are in `constants.py`; `method.py` is the method.
 """

@@ -9,24 +9,23 @@ from dataclasses import dataclass
 class TideConstants:
     """Numbers are images unless said otherwise; a memory of m images halves old weights after m new images."""
 
-    unit: float = 128.0  # images for which `lr` and `source_decay` are stated
+    unit: float = 128.0  # images for which `lr` and `source_decay` are stated, and of prior weight elsewhere
 
     # Stream statistics of the BatchNorms
     stream_memory: float = 10240.0  # long enough for a run of each class; new domains cut it
-    min_standard_errors: float = 2.0  # a shift below so many standard errors leaves the source's statistics in use
+    standard_errors: float = 2.0  # of chance that a shift is weighed against: noise adds up over layers
+    clean_distance: float = 0.01  # squared distance that clean images have; 0.001 to 0.02 in a ResNet and a VMamba
     kept_images: float = 8.0  # at least so much memory survives a shift: the next batch may hold one image
 
     # Shift detector
     recent_images: float = 16.0  # averages out single images; a shift shows within 16 images
     feature_variance: float = 0.1  # of a description within a domain; 0.07 to 0.18 in photographs and drawings
-    feature_variance_images: float = 64.0  # prior weight of `feature_variance`
     class_distance: float = 0.4  # squared distance in variances that a run of one class may have from the domain's mean
     shift_distance: float = 0.15  # distance beyond it at which a shift is as likely as not
 
     # Domain clusters
     clusters: int = 8  # more need more images for statistics each; fewer merge noise with blur
     mixed_variance: float = 0.25  # of descriptions above which a batch holds several domains
-    cluster_memory: float = 2560.0  # centers follow the stream slowly
 
     # Class prior
     prior_window: float = 16.0  # images to each side over which the local class prior is averaged
@@ -34,12 +33,11 @@ class TideConstants:
     correlation_scale: float = 0.05  # autocorrelation of predictions at which the local prior counts half
 
     # Learning
-    domain_images: float = 1024.0  # a domain is new, its feature variances and its errors are followed, for so long
-    new_domain_boost: float = 1.0  # relative increase of the step when a domain begins
+    weights: float = 2.0**19  # adapted weights for which `lr` is stated: steps have the same length in all networks
+    min_weights: float = 2.0**14  # with fewer, steps are shorter: long ones wear a ResNet's norms out
+    domain_images: float = 1024.0  # over which feature variances, label correlations and errors are averaged
     shift_decay: float = 0.5  # of what was learned goes when a domain ends: half of it serves other domains too
-    low_error: float = 0.12  # expected error rate below which steps shrink and the source decay grows
-    low_error_decay: float = 2.0  # relative increase of the source decay where no errors are expected
-    confusion_memory: float = 256.0  # of the class confusion and of the expected errors
+    low_error: float = 0.12  # expected error rate below which steps shrink
 
 
 TIDE = TideConstants()

@@ -14,16 +14,17 @@ from torch import Tensor
 from trust_tta.errors import StateError, TrustWarning
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.ensembling import log_mean_probability, mean_log_probability, mirrored, single
-from trust_tta.methods.losses import class_confusion, confusion_loss, entropy
+from trust_tta.methods.losses import class_confusion, confusion_loss
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.tide.class_prior import PriorMemory, correct_prior, shrunk_marginal
 from trust_tta.methods.tide.constants import TIDE
-from trust_tta.ops.segmentation_logits import CoarseLogits, Logits
-from trust_tta.schema import Fraction, Positive, Rate
+from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, apply_in_chunks
+from trust_tta.schema import Fraction, Rate
 
 _MIN_LOG_P = math.log(1e-12)
+_REMOVED = ("loss", "temperature")
 _RENAMED = {
     "pull": "source_decay",
     "restraint": "error_scaling",
@@ -34,23 +35,21 @@ _RENAMED = {
 
 
 class TideOptions(LearningOptions):
-    """`lr` and `source_decay` are per 128 images. `views`: average with the mirror image, or not, where left and right
-    matter.
+    """`lr` and `source_decay` are per 128 images; `lr` is for 2^19 adapted weights, and scaled for more or fewer.
+    `views`: average with the mirror image, or not, where left and right matter.
 
     `source_mixing`: shrink the stream's BatchNorm statistics towards the source's. `domain_clusters`: statistics for
     each domain of a mixed stream. `correct_prior`: correct predictions by the class prior. `error_scaling`: shorter
     steps where few errors are expected.
     """
 
-    lr: Rate = 5e-4
+    lr: Rate = 1e-3
     parameters: ParameterSet = "auto"
     statistics: StatisticsKind = "stream"
     source_mixing: bool = True
     domain_clusters: bool = True
     predict: Literal["before", "after"] = "before"
     views: Literal["mirror", "none"] = "mirror"
-    loss: Literal["confusion", "information", "entropy"] = "confusion"
-    temperature: Positive = 2.5
     source_decay: Fraction = 0.02
     correct_prior: bool = True
     error_scaling: bool = True
@@ -63,7 +62,11 @@ class TideOptions(LearningOptions):
         for old in [name for name in _RENAMED if name in values and _RENAMED[name] not in values]:
             message = f"the option '{old}' of tide is now '{_RENAMED[old]}'; the old name goes with the next version"
             warnings.warn(message, TrustWarning, stacklevel=2)
-        return {_RENAMED.get(name, name): value for name, value in values.items()}
+        for name in [name for name in _REMOVED if name in values]:
+            warnings.warn(
+                f"tide has no option '{name}' any more; its loss follows from the task", TrustWarning, stacklevel=2
+            )
+        return {_RENAMED.get(name, name): value for name, value in values.items() if name not in _REMOVED}
 
 
 class Prediction(NamedTuple):
@@ -77,17 +80,16 @@ class Prediction(NamedTuple):
 
 class Tide(Learner):
     """State besides weights and statistics, None before the first batch: `marginal`, `window` and `agreement` (see
-    `PriorMemory`), `confusion` (classes, classes), `error` (), the expected error rate of the domain."""
+    `PriorMemory`), `error` (), the expected error rate of the domain."""
 
     name = "tide"
     Options: ClassVar[type[LearningOptions]] = TideOptions
-    pooled: ClassVar[tuple[str, ...]] = ("marginal", "confusion")
+    pooled: ClassVar[tuple[str, ...]] = ("marginal",)
     options: TideOptions
     chunked_loss = True
     marginal: Tensor | None
     window: Tensor | None
     agreement: Tensor | None
-    confusion: Tensor | None
     error: Tensor | None
 
     def make_statistics(self) -> Statistics:
@@ -103,17 +105,19 @@ class Tide(Learner):
         return statistics
 
     def reset_state(self) -> None:
-        self.marginal = self.window = self.agreement = self.confusion = self.error = None
+        self.marginal = self.window = self.agreement = self.error = None
 
     def state_spec(self) -> dict[str, Spec]:
         prior = {"marginal": Array((None,), least=0), "window": Array((2, None), least=0), "agreement": Array((3,))}
-        return {**prior, "confusion": Array((None, None), least=0), "error": Array((), least=0, most=1)}
+        return {**prior, "error": Array((), least=0, most=1)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # type: ignore[override]
         """Continue where `state` was saved."""
         extra = state.get("extra") if isinstance(state, Mapping) else None
         if isinstance(extra, Mapping) and "frequencies" in extra:
             raise StateError("this state was saved by tide before its class prior; adapt again from the source")
+        if isinstance(extra, Mapping) and "confusion" in extra:  # of a loss that tide no longer has
+            state = {**state, "extra": {name: value for name, value in extra.items() if name != "confusion"}}
         super().load_state_dict(state)
 
     def adapt(self, images: Tensor) -> Logits:
@@ -124,8 +128,7 @@ class Tide(Learner):
             views = self.forward_views(images)
             prediction = self.correct_prior(views.detach())
             error = self.expected_error(prediction.log_p)
-            scale = prediction.weight.new_ones(()) if error is None else (error / TIDE.low_error).clamp_max(1)
-            self.update_weights(views, prediction, len(images), error_scale=scale)
+            self.update_weights(views, prediction, len(images), pace=self.pace(error) * (1 - prediction.weight))
             if self.prediction_before is None:
                 self.prediction_before = prediction.log_p
         if self.options.predict == "after":
@@ -163,60 +166,29 @@ class Tide(Learner):
             return Prediction(p.log(), corrected.memory, p.new_zeros(()))
         return Prediction(corrected.p.log(), corrected.memory, corrected.weight)
 
-    def expected_error(self, log_p: Logits) -> Tensor | None:
-        """Error rate () that the predictions (n, classes) of the domain's last images expect of themselves."""
-        if isinstance(log_p, CoarseLogits) or log_p.dim() > 2 or not self.options.error_scaling:
-            return None
-        now = (1 - log_p.amax(1).exp()).mean().clamp_min(0)
+    def expected_error(self, log_p: Logits) -> Tensor:
+        """Error rate () that the predictions (n, classes, ...) of the domain's last images expect of themselves."""
+        now = 1 - apply_in_chunks(lambda chunk: chunk.softmax(1).amax(1), log_p).mean()
         if self.error is None or self.shift_detector is None:
-            return now if self.error is None else self.error.lerp(now, min(1.0, len(log_p) / TIDE.confusion_memory))
-        seen = self.shift_detector.images.clamp_max(TIDE.confusion_memory)
-        return self.error.lerp(now, (len(log_p) / seen).clamp_max(1))
+            return now
+        images = self.shift_detector.images.clamp(log_p.shape[0], max(TIDE.domain_images, log_p.shape[0]))
+        return self.error.lerp(now, log_p.shape[0] / images)
 
-    def update_weights(self, views: Logits, prediction: Prediction, images: int, *, error_scale: Tensor) -> None:
-        """One step of Adam, scaled; then decay to the source. See step 6 of the equations."""
-        start, confusion = self.weights.snapshot(), self.confusion
+    def pace(self, error: Tensor) -> Tensor:
+        """Factor () of the step: there is little to learn where few errors are expected, and little to learn from where
+        many are."""
+        return (error / TIDE.low_error).clamp_max(1) * (1 - error) if self.options.error_scaling else error.new_ones(())
+
+    def update_weights(self, views: Logits, prediction: Prediction, images: int, *, pace: Tensor) -> None:
+        """One step of Adam, `pace` () times as long; then decay to the source. See step 6 of the equations."""
+        start = self.weights.snapshot()
         marginal = None if prediction.memory is None else prediction.memory.marginal
-        finite = self.step(self.adaptation_loss(mean_log_probability(views), marginal))
+        finite = self.step(adaptation_loss(mean_log_probability(views), marginal))
         self.counters.backwards += self.options.views == "mirror"
-        pace = (1 - prediction.weight) * error_scale
         units = images * self.statistics.samples_per_image / TIDE.unit
-        moved = start + (self.weights.snapshot() - start) * (pace * self.new_domain_boost * math.sqrt(units))
-        decay = self.options.source_decay * (1 + TIDE.low_error_decay * (1 - error_scale))
-        decayed = moved.lerp(self.weights.source_vector, 1 - (1 - decay).clamp_min(0) ** units)
+        moved = start + (self.weights.snapshot() - start) * (pace * step_scale(units, len(start)))
+        decayed = moved.lerp(self.weights.source_vector, 1 - (1 - self.options.source_decay) ** units)
         self.weights.load(torch.where(finite, decayed, start))
-        if self.confusion is not None:  # as it was, unless the step was made
-            old = torch.zeros_like(self.confusion) if confusion is None else confusion
-            self.confusion = torch.where(finite, self.confusion, old)
-
-    @property
-    def new_domain_boost(self) -> Tensor | float:
-        """Factor of the step: above 1 while few images of the domain were seen."""
-        if self.shift_detector is None:
-            return 1.0
-        seen = self.shift_detector.images * self.statistics.samples_per_image / TIDE.domain_images
-        return 1 + TIDE.new_domain_boost * torch.exp2(-seen)
-
-    def adaptation_loss(self, logits: Logits, marginal: Tensor | None) -> Tensor:
-        """Loss () of logits (n, classes, ...), as the option says; `marginal` (classes,): predictions of the stream."""
-        if self.options.loss == "entropy":
-            return entropy(logits).mean()
-        if self.options.loss == "confusion" or marginal is None or isinstance(logits, CoarseLogits):
-            confusion = class_confusion(logits, temperature=self.options.temperature)
-            total = confusion if self.confusion is None else confusion + self.confusion
-            self.confusion = self._remember(confusion.detach())
-            return confusion_loss(total)
-        log_p = logits.log_softmax(1)
-        log_q = (marginal / marginal.sum()).clamp_min(1e-12).log()
-        return (log_p.exp() * (log_q - log_p)).sum(1).mean()
-
-    def _remember(self, confusion: Tensor) -> Tensor:
-        """The memory with the confusion (classes, classes) of a batch; the rows of frequent classes forget first."""
-        confusion = self.samples_per_image * confusion
-        if self.confusion is None:
-            return confusion
-        kept = torch.exp2(-confusion.sum(1, keepdim=True) * len(confusion) / TIDE.confusion_memory)
-        return self.confusion * kept + confusion
 
     def infer(self, images: Tensor) -> Logits:
         """Log-probabilities (n, classes, ...) for even classes, of the state as it is."""
@@ -226,3 +198,21 @@ class Tide(Learner):
         if self.marginal is None or not self.options.correct_prior or not isinstance(log_p, Tensor):
             return log_p
         return (log_p - shrunk_marginal(self.marginal).clamp_min(1e-12).log()).log_softmax(1)
+
+
+def step_scale(units: float, weights: int) -> float:
+    """Factor of a step on `units` times 128 images, for a number of adapted weights: the step's length hardly differs
+    between networks."""
+    return math.sqrt(units * TIDE.weights / max(weights, TIDE.min_weights))
+
+
+def adaptation_loss(logits: Logits, marginal: Tensor | None) -> Tensor:
+    """Loss () of logits (n, classes, ...): the mutual information of images and classes, or the confusion of pixels.
+
+    `marginal` (classes,): sum of the stream's predictions; None for pixels, whose classes are too uneven for it.
+    """
+    if marginal is None or isinstance(logits, CoarseLogits):
+        return confusion_loss(class_confusion(logits))
+    log_p = logits.log_softmax(1)
+    log_q = (marginal / marginal.sum()).clamp_min(1e-12).log()
+    return (log_p.exp() * (log_q - log_p)).sum(1).mean()

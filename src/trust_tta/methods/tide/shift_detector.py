@@ -52,7 +52,7 @@ class ShiftDetector(StateModule):
         for name in self.STATE:
             getattr(self, name).zero_()
         self.spread.fill_(TIDE.feature_variance)
-        self.spread_images.fill_(TIDE.feature_variance_images)
+        self.spread_images.fill_(TIDE.unit)
 
     @property
     def variance(self) -> Tensor:

@@ -2,17 +2,15 @@ r"""Source mixing: how much of the stream's BatchNorm statistics to use beside t
 
 A problem of estimation. In units of the source, let t_i be the channel means and mean squares of image i before a
 BatchNorm: 0 and 1 on average over the training images. The mean t of n images of the stream has the squared distance
-D = |t - t_source|^2 from the source, of which chance explains S = V / (n - 1), for the mean squared distance V of the
-t_i to t. The statistics in use go the share
+D = |t - t_source|^2 from the source. It has three causes. Chance explains S = V / (n - 1) of it, for the mean squared
+distance V of the t_i to t. Another part, about T, is there on clean images too: training sees augmented images, and
+averages over networks that still change. The rest is the shift to follow. The statistics in use go the share
 
-    a  =  max(0, 1 - k^2 S / D)
+    a  =  D / (D + k^2 S + T)
 
 of the way from the source to the stream: near 0 where nothing has changed, near 1 under a corruption, and with small
-batches it grows with the evidence. k = 1 is the positive-part James-Stein estimator, which minimizes the squared error
-of the statistics. Their noise costs more accuracy than an equal shift where it adds up over many layers, and the
-memory of small batches holds maps made with earlier statistics. On an EfficientNet-lite0, k = 2 (`min_standard_errors`)
-is better than k = 1 by 0.5 to 5 points on clean and mildly corrupted images; on a ResNet-56 in batches of 16 it is
-worse by about 1.
+batches it grows with the evidence. With T = 0 and k = 1 it is the ridge form of the James-Stein estimator. Noise counts
+k = 2 times, because it adds up over the layers.
 """
 
 from __future__ import annotations
@@ -41,7 +39,8 @@ def stream_share(distance: Tensor, image_variance: Tensor, images: Tensor) -> Te
     `image_variance`: of the same moments between images, the mean over `images` of the squared distance to their mean.
     """
     chance = image_variance / (images - 1).clamp_min(1e-6)
-    return (1 - TIDE.min_standard_errors**2 * chance / distance.clamp_min(1e-12)).clamp(0, 1) * (images > 1)
+    expected = TIDE.standard_errors**2 * chance + TIDE.clean_distance
+    return distance / (distance + expected) * (images > 1)
 
 
 def mix_statistics(

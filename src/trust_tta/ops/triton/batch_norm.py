@@ -121,16 +121,16 @@ def _columns(x: Tensor) -> tuple[tuple[int], dict[str, int | bool]]:
 
 
 def follow_stream(
-    batch: tuple[Tensor, Tensor, Tensor], stream: StreamStatistics, affine: tuple[Tensor, Tensor], errors: float | None,
-    eps: float, fading: float,
+    batch: tuple[Tensor, Tensor, Tensor], stream: StreamStatistics, affine: tuple[Tensor, Tensor],
+    mixing: tuple[float, float] | None, eps: float, fading: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Update the stream's statistics; see `batch_norm.follow_stream`. The third result (2, c) is for the backward."""
     mean = batch[0]
     made = mean.new_empty((4, len(mean)))
     with torch.cuda.device_of(mean):
         follow_stream_kernel[(1,)](
-            *batch, *stream, *affine, made, (errors or 0.0) ** 2, eps, fading,
-            MIXED=errors is not None, **_vector(mean),
+            *batch, *stream, *affine, made, *(mixing or (0.0, 0.0)), eps, fading,
+            MIXED=mixing is not None, **_vector(mean),
         )  # fmt: skip
     return made[0], made[1], made[2:]
 
@@ -280,7 +280,7 @@ def input_gradient_kernel(
 def follow_stream_kernel(
     p_batch_mean, p_batch_variance, p_batch_between, p_memory_mean, p_memory_variance, p_memory_images,
     p_memory_between, p_count, p_samples, p_mean, p_variance, p_images, p_between, p_share, p_source_mean,
-    p_source_variance, p_weight, p_bias, p_out, errors, eps, fading,
+    p_source_variance, p_weight, p_bias, p_out, chance_factor, clean_distance, eps, fading,
     MIXED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Weight and bias; and for the backward their factors. `between`: the variance between images."""
@@ -320,8 +320,8 @@ def follow_stream_kernel(
         b_distance = tl.where(m_c, b_away * b_away * b_unit + 0.5 * b_square * b_square, 0.0)
         b_distance = tl.sum(b_distance, 0) / (2 * CHANNELS)
         b_images /= tl.load(p_samples)
-        b_chance = errors * b_between / tl.maximum(b_images - 1.0, 1e-6)
-        b_share = tl.minimum(tl.maximum(1.0 - b_chance / tl.maximum(b_distance, 1e-12), 0.0), 1.0)
+        b_expected = chance_factor * b_between / tl.maximum(b_images - 1.0, 1e-6) + clean_distance
+        b_share = b_distance / (b_distance + b_expected)
         b_share = tl.where(b_images > 1.0, b_share, 0.0)
         tl.store(p_share, b_share)
         b_variance = b_source + b_share * (b_variance - b_source + (1.0 - b_share) * b_away * b_away)
