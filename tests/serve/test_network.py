@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from tests.methods.networks import same
 from tests.serve.services import CLASSES, SIZE, pixels, running, write_checkpoint
 from trust_tta.cli.main import build_parser
 from trust_tta.cli.serve import _network_source
@@ -17,6 +18,7 @@ from trust_tta.config_io import read_class_names
 from trust_tta.errors import ConfigError
 from trust_tta.live.guard import Guard
 from trust_tta.live.stream import Stream
+from trust_tta.methods.registry import create_method
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.serve.network import NetworkSource, open_network
 from trust_tta.serve.service import Service
@@ -58,6 +60,13 @@ def test_default_is_the_shipped_network_unless_a_model_is_given(tmp_path: Path) 
     assert source_of("--checkpoint", str(file), "--model", "vmamba_nano").checkpoint == str(file.resolve())
     with pytest.raises(ConfigError, match="give --checkpoint FILE, --model NAME, or both"):
         NetworkSource(None).open()
+
+
+@pytest.mark.parametrize("method", ["tent", "tide", "roid", "cotta"])
+def test_batches_of_noise_leave_the_method_as_it_was(method: str) -> None:
+    network = open_network(source_of("--model", OWN, "--preprocessing", "cifar32"), method, warm_up=(1, 4, 8))
+    fresh = create_method(method, OwnNetwork().eval(), statistics=network.method.options.statistics)
+    assert same(network.method.state_dict(), fresh.state_dict())
 
 
 def test_network_that_loads_itself_is_served(tmp_path: Path) -> None:

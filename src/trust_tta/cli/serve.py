@@ -182,16 +182,20 @@ def _make_service(arguments: Namespace, source: NetworkSource, folder: Path) -> 
     from trust_tta.bench.environment import choose_device
     from trust_tta.ops.cpu.native import load_all
     from trust_tta.serve.demo import GUARD, OPTIONS
-    from trust_tta.serve.network import open_network, read_folder
+    from trust_tta.serve.network import WARM_UP_IMAGES, open_network, read_folder
     from trust_tta.serve.service import Service
     from trust_tta.serve.settings import Settings
 
     settings = Settings() if arguments.batch_size is None else Settings(batch_size=arguments.batch_size)
     options = OPTIONS.get(arguments.method) if arguments.demo else None
     device = choose_device(arguments.device)
+    # Kernels are compiled before the service says that it is ready.
+    warm_up: tuple[int, ...] = (WARM_UP_IMAGES,)
     if device.type == "cpu":
-        load_all()  # kernels are compiled before the service says that it is ready
-    network = open_network(source, arguments.method, options=options, device=device)
+        load_all()
+    else:
+        warm_up = (1, WARM_UP_IMAGES, settings.batch_size)
+    network = open_network(source, arguments.method, options=options, device=device, warm_up=warm_up)
     service = Service(network, folder, guard=GUARD if arguments.demo else None, settings=settings)
     if arguments.reference and not service.calibrated:
         say(f"calibrating the alarms on {arguments.reference}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,12 @@ def open_network(
     *,
     options: Mapping[str, Any] | None = None,
     device: str | torch.device = "cpu",
+    warm_up: Sequence[int] = (WARM_UP_IMAGES,),
 ) -> ServedNetwork:
-    """Load a network, wrap it in a method, and run it once, so that no client waits for compilation."""
+    """Load a network, wrap it in a method, and run it, so that no client waits for compilation.
+
+    `warm_up`: sizes of the batches it is run on; the tiles of GPU kernels depend on them.
+    """
     source = NetworkSource(checkpoint=source) if isinstance(source, str) else source
     opened = source.open()
     model, notes = opened.load(device=device), list[str]()
@@ -122,9 +126,10 @@ def open_network(
     if made.name in ("roid", "cmf"):
         notes.append(f"{made.name} rescales logits by class frequencies: its confidence is not a probability")
     size = opened.preprocessing.size
-    pixels = np.random.default_rng(0).integers(0, 256, (WARM_UP_IMAGES, size, size, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (max(warm_up), size, size, 3), dtype=np.uint8)
     noise = opened.preprocessing(pixels).to(device)
-    made.fork()(noise)
+    for images in warm_up:
+        made.fork()(noise[:images])
     outputs = tuple(made.evaluate(noise).shape[1:])
     return ServedNetwork(
         name=source.name,
