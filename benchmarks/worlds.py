@@ -187,7 +187,7 @@ def methods_of(world: World) -> list[str]:
 def experiments(arguments: argparse.Namespace, name: str) -> list[RunConfig]:
     """The experiments of one world: each stream with all methods and the first seed, then with the other seeds."""
     world = WORLDS[name]
-    fill = partial(_fill, networks=arguments.networks, data=arguments.data)
+    fill = partial(fill_folders, networks=arguments.networks, data=arguments.data)
     methods = [method for method in methods_of(world) if method in (arguments.methods or methods_of(world))]
     found = []
     for key in streams_of(world):
@@ -218,10 +218,10 @@ def experiments(arguments: argparse.Namespace, name: str) -> list[RunConfig]:
     return found
 
 
-def _fill(table: Any, *, networks: Path, data: Path) -> Any:
+def fill_folders(table: Any, *, networks: Path, data: Path) -> Any:
     """A table with the folders in its strings."""
     if isinstance(table, Mapping):
-        return {key: _fill(value, networks=networks, data=data) for key, value in table.items()}
+        return {key: fill_folders(value, networks=networks, data=data) for key, value in table.items()}
     if isinstance(table, str):
         return table.replace("{networks}", str(networks)).replace("{data}", str(data))
     return table

@@ -69,7 +69,7 @@ def test_a_change_of_domain_starts_the_memory_anew_and_the_next_batches_average(
         feed(statistics, norm, x)
     after = draw(3, 32, shift=4.0, scale=2.0, seed=1)
     feed(statistics, norm, after[0])
-    assert float(norm.images) < 32 + TIDE.kept_images + 1
+    assert float(norm.images) < 32 + TIDE.recent_images / 2 + 1
     for x in after[1:]:
         feed(statistics, norm, x)
     assert torch.allclose(norm.mean, torch.cat(after).mean((0, 2, 3)), atol=0.15)
@@ -87,7 +87,7 @@ def test_shift_shrinks_the_memory_by_the_squared_probability_of_none(memory: flo
     change = float(copy.deepcopy(detector).observe(detector.describe(new)))
     assert 0.2 < change < 0.95
     feed(statistics, norm, new)
-    kept = max(memory * (1 - change) ** 2, TIDE.kept_images)
+    kept = max(memory * (1 - change) ** 2, TIDE.recent_images / 2)
     assert float(norm.images) - 32 == pytest.approx(kept, rel=1e-3)
 
 
@@ -120,7 +120,7 @@ def test_a_change_shrinks_the_memory_of_every_norm() -> None:
     feed_both(draw(1, 32, seed=2)[0], draw(1, 32, shift=5.0, seed=3)[0])
     assert float(second.images) > 300
     feed_both(draw(1, 32, shift=5.0, seed=4)[0], draw(1, 32, seed=5)[0])
-    assert max(float(first.images), float(second.images)) < 32 + TIDE.kept_images + 1
+    assert max(float(first.images), float(second.images)) < 32 + TIDE.recent_images / 2 + 1
 
 
 def test_several_passes_over_a_batch_change_the_memory_once() -> None:

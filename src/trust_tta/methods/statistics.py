@@ -147,7 +147,7 @@ class Statistics(nn.Module):
         previous = [getattr(norm, f"previous_{name}") for norm, name in places]
         torch._foreach_copy_(previous, [getattr(norm, name) for norm, name in places])
         before = torch.stack([norm.images.to(norms[0].images) for norm in norms])
-        kept = (before * unchanged.square().to(before)).maximum(before.clamp_max(TIDE.kept_images))
+        kept = (before * unchanged.square().to(before)).maximum(before.clamp_max(TIDE.recent_images / 2))
         count = torch.full_like(kept, images * samples)
         weight, samples_per_image = average_weight(kept, count), torch.full_like(kept, samples)
         names = ("previous_images", "count", "batch_weight", "samples")

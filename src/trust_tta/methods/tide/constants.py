@@ -15,10 +15,9 @@ class TideConstants:
     stream_memory: float = 10240.0  # long enough for a run of each class; new domains cut it
     standard_errors: float = 2.0  # of chance that a shift is weighed against: noise adds up over layers
     clean_distance: float = 0.01  # squared distance that clean images have; 0.001 to 0.02 in a ResNet and a VMamba
-    kept_images: float = 8.0  # at least so much memory survives a shift: the next batch may hold one image
 
     # Shift detector
-    recent_images: float = 16.0  # averages out single images; a shift shows within 16 images
+    recent_images: float = 16.0  # averages out single images; half as many stay in memories after a shift
     feature_variance: float = 0.1  # of a description within a domain; 0.07 to 0.18 in photographs and drawings
     class_distance: float = 0.4  # squared distance in variances that a run of one class may have from the domain's mean
     shift_distance: float = 0.15  # distance beyond it at which a shift is as likely as not

@@ -1,0 +1,42 @@
+"""The benchmark of tide's constants (`benchmarks/tide_constants.py`): what it changes, and its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import tide_constants
+
+from tests.methods.networks import batches, convnet, make
+from trust_tta.methods.tide import constants
+
+
+def test_a_constant_is_changed_where_it_is_used_and_only_inside() -> None:
+    method = make("tide", convnet())
+    with tide_constants.changed("low_error", 2.0):
+        assert float(method.pace(torch.tensor(0.06))) == pytest.approx(0.25 * 0.94)
+    assert float(method.pace(torch.tensor(0.06))) == pytest.approx(0.5 * 0.94)
+    with tide_constants.changed("clusters", 0.5):
+        assert constants.TIDE.clusters == 4
+        make("tide", convnet())(batches(1)[0])
+    assert constants.TIDE.clusters == 8
+
+
+def test_page_has_a_row_for_each_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = [("as it is", "lr", 1.0), ("lr x 2", "lr", 2.0), ("low_error x 0.5", "low_error", 0.5)]
+    monkeypatch.setattr(tide_constants, "changes", lambda: changes)
+    store, page = f"--store={tmp_path / 'c.sqlite'}", tmp_path / "page.md"
+    assert tide_constants.main(["run", store, "--worlds=shipped_nano", "--images=8", "--device=cpu"]) == 0
+    assert tide_constants.main(["page", store, f"--out={page}"]) == 0
+    assert "tide" in capsys.readouterr().out
+    text = page.read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == ["lr x 2", "low_error x 0.5"]
+    assert "8 images each" in text
+
+
+def test_at_most_twenty_constants_are_chosen() -> None:
+    assert len({name for _, name, _ in tide_constants.changes()}) <= 20
