@@ -120,6 +120,6 @@ def test_a_network_for_each_domain(tmp_path: Path) -> None:
 
 def test_stream_too_short_to_learn_from_is_noted(tmp_path: Path) -> None:
     (warning,) = make_plan(tiny_config(tmp_path)).warnings
-    assert warning.startswith("4 batches between two resets are too few to learn from")
+    assert warning.startswith("too few batches between two resets to learn from (4)")
     assert not make_plan(tiny_config(tmp_path, stream={"batch_size": 8})).warnings
     assert not make_plan(tiny_config(tmp_path, methods=["source", "bn"])).warnings

@@ -53,7 +53,7 @@ def test_lines_tables_and_export(config: Path, tmp_path: Path, capsys: pytest.Ca
     assert main(["bench", str(config), "--seeds", "0,1", "--export", str(out)]) == 0
     printed = capsys.readouterr().out
     warning, *lines = printed.splitlines()[:9]
-    assert warning.startswith("warning: 2 batches between two resets")
+    assert warning.startswith("warning: too few batches between two resets to learn from (2)")
     assert all(re.fullmatch(r"(source|tent) +(fog|contrast) +seed [01] +\d+\.\d %.*\d\.\d s", line) for line in lines)
     assert [line.split()[0] for line in lines[:4]] == ["source", "tent", "source", "tent"]
     with ResultStore(tmp_path / "results.sqlite") as store:
@@ -116,7 +116,7 @@ def test_failed_cells_end_in_exit_code_one(config: Path, capsys: pytest.CaptureF
     out, err = capsys.readouterr()
     label = "trust (k=2, mode=split)"
     assert f"failed: {label} on fog, seed 0, batch 16: 1 images cannot be split among 2 orders" in out
-    assert err.splitlines()[-1].startswith("trust-tta: 2 cells failed")
+    assert err.splitlines()[-1].startswith("trust-tta: failed cells: 2")
     assert main(arguments) == 1
     assert "failed: trust (k=2" in capsys.readouterr().out
 

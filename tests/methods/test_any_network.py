@@ -19,11 +19,15 @@ from tests.libraries import import_vision
 from tests.methods.public_networks import NETWORKS, SIDES, TORCHVISION, small
 from tests.methods.twins import CLASSES, TWINS, twin
 from trust_tta.errors import ConfigError, ShapeError, TrustError, TrustWarning
+from trust_tta.export.network import PixelInputNetwork
 from trust_tta.methods import gather_fisher, gather_source_statistics
 from trust_tta.methods.base import Method
 from trust_tta.methods.features import features_and_logits
-from trust_tta.methods.parameters import classifiers, select
+from trust_tta.methods.parameters import select
 from trust_tta.methods.registry import create_method, list_methods
+from trust_tta.models.classifier import classifiers
+from trust_tta.models.networks import outputs_of
+from trust_tta.preprocessing import Preprocessing
 
 ORDERED = ("trust", "trust_naive", "ensemble", "repetition", "augmentation")  # need traversal orders
 METHODS = [name for name in list_methods() if name not in ORDERED]
@@ -312,6 +316,39 @@ CHANGES = [
     with_weight_norm, with_legacy_weight_norm, with_pruning, with_tied_weights, with_dropout, with_plain_statistics,
     with_sync_batch_norm, channels_last, with_convolution_as_classifier,
 ]  # fmt: skip
+
+
+class Headless(nn.Module):
+    """Its logits are distances to learned centers."""
+
+    classes = ("a", "b", "c", "d", "e")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.centers = nn.Conv2d(3, 8, 3), nn.Parameter(torch.randn(CLASSES, 8))
+
+
+class WithAuxiliaryHead(type(twin("resnet"))):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotation = nn.Linear(16, 4)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: with_convolution_as_classifier(twin("resnet")), WithAuxiliaryHead, Headless, lambda: twin("vit")],
+    ids=["convolution", "auxiliary-head", "class-names", "vit"],
+)  # fmt: skip
+def test_number_of_classes_is_that_of_the_classifier(make: Callable[[], nn.Module]) -> None:
+    assert outputs_of(make()) == CLASSES
+
+
+def test_exported_networks_return_the_logits_of_their_output() -> None:
+    network: Any = Returns("dataclass")
+    network.output_key = "logits"
+    plain = Preprocessing(size=16, resize=None, crop=False, mean=(0.0,) * 3, std=(1.0,) * 3)
+    with torch.no_grad():
+        found = PixelInputNetwork(network, plain, "float", backend="portable")(images())
+        torch.testing.assert_close(found, twin("resnet")(images()))
 
 
 @pytest.mark.parametrize("name", ["source", "tent", "tide", "shot", "neo"])

@@ -126,7 +126,7 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Experime
     longest = max(sum(sequence.batches) for sequence in sequences)
     if longest <= SHORT_STREAM and any("lr" in method.all_options() for method in config.methods):
         shown.append(
-            f"{longest} batches between two resets are too few to learn from: methods will hardly differ from bn; use "
+            f"too few batches between two resets to learn from ({longest}): methods will hardly differ from bn; use "
             "smaller batches, more images or the setting continual"
         )
     return replace(plan, sequences=tuple(sequences), warnings=tuple(shown))

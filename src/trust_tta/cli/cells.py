@@ -39,7 +39,7 @@ def run_parts(
             continue
         cells += _show_results(config, ended)
         if ended.failed:
-            problems.append(f"{ended.failed} cells failed, for the reasons above; fix them and run with --retry-failed")
+            problems.append(f"failed cells: {ended.failed}; fix the reasons above and run with --retry-failed")
         if missing := len(ended.keys) - ended.done - ended.failed:
             problems.append(f"{missing} cells of {config.data.dataset} are missing; run the same command again")
     return cells, [f"{text} ({n} parts)" if n > 1 else text for text, n in refusals.items()] + problems

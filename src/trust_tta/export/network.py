@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
+from trust_tta.methods.forward import take_logits
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.localvmamba import LocalVMamba
 from trust_tta.models.vim import Vim
@@ -79,8 +80,7 @@ class PixelInputNetwork(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         if self.bytes:
             images = images.permute(0, 3, 1, 2).to(torch.float32)
-        logits: Tensor = self.network((images - self.mean) / self.std)
-        return logits
+        return take_logits(self.network, self.network((images - self.mean) / self.std))
 
 
 class CellMeans(nn.Module):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from trust_tta.errors import ConfigError, ShapeError
 from trust_tta.methods.base import Method
 from trust_tta.methods.forward import take_logits
-from trust_tta.methods.parameters import classifiers
 from trust_tta.methods.validation import check_outputs
+from trust_tta.models.classifier import classifiers
 
 
 class FeatureMethod(Method):

@@ -173,7 +173,7 @@ class Checkpoint(ModelInfo):
         fields, ours = {**self.fields, **overrides}, self.variant in VARIANTS
         counts = (num_classes, fields.get("num_classes"), self.num_classes)
         count = next((each for each in counts if each is not None), None)
-        if count is not None and (ours or count != self.num_classes):
+        if count is not None and (ours or self.num_classes not in (None, count)):
             fields["num_classes"] = count
         try:
             if ours:

@@ -28,6 +28,7 @@ from trust_tta.models import (
     vssd,
 )
 from trust_tta.models.base import ScanNetwork
+from trust_tta.models.classifier import classifiers
 from trust_tta.models.config import NetworkConfig
 from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.plugins import resolve
@@ -103,14 +104,18 @@ def require_ours(network: nn.Module, *, by: str) -> ScanNetwork:
 
 
 def outputs_of(network: nn.Module) -> int | None:
-    """Number of classes, as the network states or as its last linear layer has outputs."""
+    """Number of classes, as the network states, as its classifier has outputs, or as it names classes."""
     if isinstance(network, ScanNetwork):
         return network.config.num_classes
     stated = getattr(network, "num_classes", None)
     if isinstance(stated, int):
         return stated
-    linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
-    return linear[-1].out_features if linear else None
+    for layer in classifiers(network):
+        outputs = getattr(layer, "out_features", getattr(layer, "out_channels", None))
+        if isinstance(outputs, int):
+            return outputs
+    names = getattr(network, "classes", None)
+    return len(names) if isinstance(names, tuple | list) else None
 
 
 def _call(name: str, found: Any, fields: Mapping[str, Any]) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -213,6 +214,8 @@ def find_file(source: object) -> Path:
     if str(source).startswith(HUB_PREFIX):
         file = hub_folder(str(source).removeprefix(HUB_PREFIX)) / HUB_WEIGHTS
     if not file.is_file():
+        if re.fullmatch(r"[\w.]+:\w+", str(source)):
+            raise CheckpointError(f"'{source}' is the name of a network, not of a checkpoint; give --model {source}")
         raise CheckpointError(
             f"no checkpoint at '{file}'; give the path of a .pth or .safetensors file or a known name: "
             f"{did_you_mean(str(source), PRETRAINED)}"
