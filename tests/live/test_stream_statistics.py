@@ -132,7 +132,7 @@ class Deep(nn.Module):
         return logits
 
 
-def test_depth_ratio_is_that_of_distances_at_the_last_and_a_middle_norm() -> None:
+def test_depth_distances_are_those_at_a_middle_norm_and_the_last() -> None:
     from trust_tta.methods.registry import create_method
 
     torch.manual_seed(0)
@@ -146,4 +146,4 @@ def test_depth_ratio_is_that_of_distances_at_the_last_and_a_middle_norm() -> Non
         values = network.body[:number](images).detach()
         found = torch.stack([values.mean((0, 2, 3)), values.square().mean((0, 2, 3))])
         distances.append(input_distance(found, torch.stack([torch.zeros(8), torch.ones(8)])))
-    assert source_reference.depth_ratio(moments) == pytest.approx(distances[0] / distances[1], rel=1e-4)
+    assert source_reference.depth_distances(moments) == pytest.approx((distances[1], distances[0]), rel=1e-4)

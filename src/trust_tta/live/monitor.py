@@ -32,7 +32,8 @@ FEW_CLASSES_WINDOW = 64  # images that suffice to say that they are of few class
 MAX_FEW_CLASSES = 0.5  # the source's effective number of classes over the adapted network's, on images of few classes
 MIN_MANY_CLASSES = 0.75  # the same, above which they are of many classes again
 NO_NORMS = 2 / 3  # times these where no statistics of norms tell few classes from a corruption
-MIN_DEPTH_RATIO = 3.0  # `SourceReference.depth_ratio` of images of few classes
+# `SourceReference.depth_distances` of images of few classes: the middle one, and the last one over it.
+MAX_MIDDLE_DISTANCE, MIN_DEPTH_RATIO = 0.15, 3.0
 AMOUNTS = ("allowance", "credit", "passes", "spent")
 
 
@@ -145,7 +146,10 @@ class Monitor:
         ours, theirs, moments = np.split(self._few.mean, [classes, 2 * classes])
         limit = MIN_MANY_CLASSES if self.comparison.few_classes else MAX_FEW_CLASSES
         few = effective_classes(theirs) < (limit if len(moments) else NO_NORMS * limit) * effective_classes(ours)
-        self.comparison.few_classes = few and (not len(moments) or self.source.depth_ratio(moments) > MIN_DEPTH_RATIO)
+        if few and len(moments):
+            middle, last = self.source.depth_distances(moments)
+            few = middle < MAX_MIDDLE_DISTANCE and last > MIN_DEPTH_RATIO * middle
+        self.comparison.few_classes = few
 
     def read(self, method: Method, images: int, *, leading_since: int) -> Reading:
         """The state after a batch, for people."""

@@ -63,14 +63,14 @@ class SourceReference:
         logits, moments = flat.split([len(flat) - sum(self._widths), sum(self._widths)])
         return logits.view(len(images), -1), moments.cpu().double().numpy()
 
-    def depth_ratio(self, moments: Values) -> float:
-        """Distance from the statistics of training at the last norm over that at a middle one.
+    def depth_distances(self, moments: Values) -> tuple[float, float]:
+        """Distances from the statistics of training at a middle norm and at the last one.
 
-        Corruptions change the middle of a network and fade; few classes change its end.
+        Corruptions change the middle of a network; few classes change its end.
         """
         parts = np.split(moments, [self._widths[0]])
         middle, last = (input_distance(p.reshape(2, -1), r) for p, r in zip(parts, self.references, strict=True))
-        return last / max(middle, 1e-12)
+        return middle, last
 
     @torch.no_grad()
     def input_statistics(self, images: Tensor) -> Values:
