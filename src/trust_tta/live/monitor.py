@@ -29,8 +29,8 @@ from trust_tta.schema import show
 
 MAX_COMPARED = 64  # images of a batch that are compared, unless the source predicts all of them
 FEW_CLASSES_WINDOW = 64  # images that suffice to say that they are of few classes
-MAX_FEW_CLASSES = 0.5  # the source's effective number of classes over the adapted network's, on images of few classes
-MIN_MANY_CLASSES = 0.75  # the same, above which they are of many classes again
+MAX_FEW_CLASSES = 1 / 3  # the source's effective number of classes over the adapted network's, on images of few classes
+MIN_MANY_CLASSES = 0.5  # the same, above which they are of many classes again
 NO_NORMS = 2 / 3  # times these where no statistics of norms tell few classes from a corruption
 # `SourceReference.depth_distances` of images of few classes: the middle one, and the last one over it.
 MAX_MIDDLE_DISTANCE, MIN_DEPTH_RATIO = 0.15, 3.0
