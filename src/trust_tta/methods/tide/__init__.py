@@ -1,7 +1,7 @@
 r"""tide: test-time inference under drift, by evidence. A method of this project.
 
 One forward pass over each image and its mirror image, one update of the weights, and the prediction of that pass. Let
-p_i be the mean probability of the two views of image i, C the number of classes and n the images of the batch.
+p_i be the mean probability of the two views of image i, and n the images of the batch.
 
 1. **Stream statistics** (`methods/statistics.py`). Each BatchNorm normalizes with moving statistics of the stream. A
    **shift detector** (`shift_detector.py`) compares the mean description of the last images with that of the domain and
@@ -14,16 +14,17 @@ p_i be the mean probability of the two views of image i, C the number of classes
        a  =  D / (D + 4 V / (n - 1) + 0.01).
 3. **Domain clusters** (`domain_clusters.py`). Where the descriptions of the images vary more than those of one domain,
    k-means finds 8 clusters, and each BatchNorm keeps statistics for each of them.
-4. **Class prior** (`class_prior.py`). With the mean prediction q of the stream, shrunk to even classes,
-   and the mean prediction pi_i of the neighbors of image i in the stream,
+4. **Class prior** (`class_prior.py`). With the mean b of the centered log-probabilities z_i over the stream, which
+   shows the classes that the network prefers, and the mean prediction pi_i of the neighbors of image i in the stream,
 
-       prediction_i  ~  p_i / q * pi_i^w,        w = e / (e + 0.05),
+       log prediction_i  =  z_i - a b + w log pi_i + const,        w = c / (c + 0.05),
 
-   where e is the autocorrelation of the predictions along the stream, less what chance gives: the division removes the
-   bias of the network, the power follows labels that come in runs. pi is found by expectation maximization.
+   where a is the share of source mixing with D = |b|^2, V the variance of the z_i, and 0.1 (D + V) in place of 0.01,
+   and c is the autocorrelation of the predictions along the stream, less what chance gives. pi is found by expectation
+   maximization.
 5. **Loss**. The mutual information of images and classes, L = - 1/n sum_i KL(p_i || q), for the geometric mean p_i of
-   the views. Classes of pixels are too uneven for it: segmentation minimizes the class confusion (Jin et al., ECCV
-   2020).
+   the views and the mean prediction q of the stream. Classes of pixels are too uneven for it: segmentation minimizes
+   the class confusion (Jin et al., ECCV 2020).
 6. **Step**. Adam gives a step s for the N weights; with the expected error rate e of the domain,
 
        theta  <-  theta + s (1 - w) min(1, e / 0.12) (1 - e) sqrt(n / 128) sqrt(2^19 / max(N, 2^14))

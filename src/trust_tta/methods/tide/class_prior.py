@@ -1,9 +1,9 @@
 """Class prior: corrects predictions for the network's bias and for labels that come in runs.
 
-The mean prediction q of the stream, over many images, differs from even classes because the network is biased under
-the present corruption; dividing by q removes the bias. The mean prediction over the neighbors of an image differs from
-q beyond chance only where labels are correlated in time; then it is the prior of that image (Saerens et al., 2002).
-Time tells the two apart: a bias stays, labels change.
+Under a corruption a network prefers some classes. Its mean log-probabilities over many images show which, and are
+subtracted, as far as neither chance nor the differences that clean images have explain them. The mean prediction over
+the neighbors of an image differs from that of the stream beyond chance only where labels are correlated in time; then
+it is the prior of that image (Saerens et al., 2002). Time tells the two apart: a bias stays, labels change.
 """
 
 from __future__ import annotations
@@ -16,17 +16,22 @@ from torch import Tensor
 from trust_tta.methods.tide.constants import TIDE
 
 _ROUNDS = 5  # of expectation maximization; more change nothing
-_CAUTION = 2.0  # multiple of chance that is taken for chance
 _MIN_P = 1e-12
 _CHUNK = 512  # images whose neighborhoods are computed at once
 
 
 class PriorMemory(NamedTuple):
-    """`marginal` (classes,): decayed sum of predictions. `window` (2, classes): sums over the last images, of the
-    predictions and of the corrected ones. `agreement` (3,): covariance of predictions with their neighbors, its value
-    for equal neighbors, and the number of pairs."""
+    """Decayed sums over the images of the stream.
+
+    `marginal` (classes,): of predictions. `scores` (classes,): of centered log-probabilities; `spread` (2,): of their
+    mean square and of images. `window` (2, classes): over the last images, of the predictions and of the corrected
+    ones. `agreement` (3,): covariance of predictions with their neighbors, its value for equal neighbors, and the
+    number of pairs.
+    """
 
     marginal: Tensor
+    scores: Tensor
+    spread: Tensor
     window: Tensor
     agreement: Tensor
 
@@ -34,7 +39,7 @@ class PriorMemory(NamedTuple):
     def empty(cls, p: Tensor) -> PriorMemory:
         """Without images, for predictions like p (n, classes)."""
         classes = p.shape[1]
-        return cls(p.new_zeros(classes), p.new_zeros(2, classes), p.new_zeros(3))
+        return cls(*(p.new_zeros(shape) for shape in ((classes,), (classes,), (2,), (2, classes), (3,))))
 
     def fade(self, kept: Tensor | float) -> PriorMemory:
         """The fraction `kept` () of it: the images may be of another domain."""
@@ -49,16 +54,25 @@ class Corrected(NamedTuple):
     weight: Tensor
 
 
-def shrunk_marginal(marginal: Tensor) -> Tensor:
-    """Mean prediction q (classes,) of the stream, shrunk to even classes as far as chance explains the difference.
+def centered(p: Tensor) -> Tensor:
+    """Log-probabilities of p (n, classes), less their mean over the classes."""
+    log_p = p.clamp_min(_MIN_P).log()
+    return log_p - log_p.mean(1, keepdim=True)
 
-    A positive-part James-Stein estimate: under even classes, chi-square is about the number of classes less one.
+
+def network_bias(scores: Tensor, spread: Tensor) -> Tensor:
+    """Bias (classes,) of the network's log-probabilities, from the `scores` and the `spread` of a `PriorMemory`.
+
+    As in `source_mixing.py`: the squared bias D is weighed against chance and against what clean images have, a
+    fraction of the mean square of the log-probabilities.
     """
-    classes, images = len(marginal), marginal.sum().clamp_min(1e-6)
-    difference = marginal / images - 1 / classes
-    chi_square = images * classes * difference.square().sum()
-    kept = (1 - _CAUTION * (classes - 1) / chi_square.clamp_min(1e-6)).clamp_min(0)
-    return 1 / classes + kept * difference
+    square, images = spread.unbind()
+    images = images.clamp_min(1e-6)
+    bias = scores / images
+    distance = bias.square().mean()
+    chance = (square / images - distance).clamp_min(0) / (images - 1).clamp_min(1e-6)
+    expected = TIDE.standard_errors**2 * chance + TIDE.clean_bias * square / images
+    return bias * (distance / (distance + expected).clamp_min(1e-12)) * (images > 1)
 
 
 def correct_prior(p: Tensor, memory: PriorMemory, *, samples: int = 1) -> Corrected:
@@ -76,9 +90,13 @@ def _correct(p: Tensor, memory: PriorMemory, samples: int) -> Corrected:
     kept = 2 ** (-count * samples / TIDE.marginal_memory)
     marginal = memory.marginal * kept + samples * p.sum(0)
     mean = marginal / marginal.sum()
+    logits = centered(p)
+    scores = memory.scores * kept + samples * logits.sum(0)
+    squares = logits.square().mean(1).sum()
+    spread = memory.spread * kept + samples * torch.stack([squares, torch.full_like(squares, count)])
     index = torch.arange(count, device=p.device, dtype=p.dtype)
-    near = torch.exp2(-(index[:, None] - index).abs() / TIDE.prior_window)  # (n, n)
-    before = torch.exp2(-(index + 1) / TIDE.prior_window)[:, None]  # weight of the window of earlier images
+    near = torch.exp2(-(index[:, None] - index).abs() / TIDE.recent_images)  # (n, n)
+    before = torch.exp2(-(index + 1) / TIDE.recent_images)[:, None]  # weight of the window of earlier images
 
     past = near.tril(-1) @ p + before * memory.window[0]
     pairs = past.sum(1, keepdim=True)
@@ -91,12 +109,11 @@ def _correct(p: Tensor, memory: PriorMemory, samples: int) -> Corrected:
     excess = (correlation - chance).clamp_min(0)
     weight = excess / (excess + TIDE.correlation_scale)
 
-    unbiased = p / shrunk_marginal(marginal).clamp_min(_MIN_P)
-    unbiased = corrected = unbiased / unbiased.sum(1, keepdim=True)
+    unbiased = corrected = (logits - network_bias(scores, spread)).softmax(1)
     for _ in range(_ROUNDS):
         prior = near @ corrected + before * memory.window[1] + 2 / p.shape[1]
         corrected = unbiased * (prior / prior.sum(1, keepdim=True)).pow(weight)
         corrected = corrected / corrected.sum(1, keepdim=True)
-    last = torch.exp2(-(count - 1 - index) / TIDE.prior_window)
-    window = memory.window * 2 ** (-count / TIDE.prior_window) + torch.stack([last @ p, last @ corrected])
-    return Corrected(corrected.clamp_min(_MIN_P), PriorMemory(marginal, window, agreement), weight)
+    last = torch.exp2(-(count - 1 - index) / TIDE.recent_images)
+    window = memory.window * 2 ** (-count / TIDE.recent_images) + torch.stack([last @ p, last @ corrected])
+    return Corrected(corrected.clamp_min(_MIN_P), PriorMemory(marginal, scores, spread, window, agreement), weight)

@@ -17,7 +17,7 @@ class TideConstants:
     clean_distance: float = 0.01  # squared distance that clean images have; 0.001 to 0.02 in a ResNet and a VMamba
 
     # Shift detector
-    recent_images: float = 16.0  # averages out single images; half as many stay in memories after a shift
+    recent_images: float = 16.0  # neighbors in the stream: averages out single images; half as many survive a shift
     feature_variance: float = 0.1  # of a description within a domain; 0.07 to 0.18 in photographs and drawings
     class_distance: float = 0.4  # squared distance in variances that a run of one class may have from the domain's mean
     shift_distance: float = 0.15  # distance beyond it at which a shift is as likely as not
@@ -27,7 +27,7 @@ class TideConstants:
     mixed_variance: float = 0.25  # of descriptions above which a batch holds several domains
 
     # Class prior
-    prior_window: float = 16.0  # images to each side over which the local class prior is averaged
+    clean_bias: float = 0.1  # squared mean log-probability of a class on clean images, over the mean square
     marginal_memory: float = 4096.0  # of the mean prediction, cut at shifts
     correlation_scale: float = 0.05  # autocorrelation of predictions at which the local prior counts half
 

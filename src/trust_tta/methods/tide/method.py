@@ -18,7 +18,7 @@ from trust_tta.methods.losses import class_confusion, confusion_loss
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
-from trust_tta.methods.tide.class_prior import PriorMemory, correct_prior, shrunk_marginal
+from trust_tta.methods.tide.class_prior import PriorMemory, centered, correct_prior, network_bias
 from trust_tta.methods.tide.constants import TIDE
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, apply_in_chunks
 from trust_tta.schema import Fraction, Rate
@@ -79,8 +79,8 @@ class Prediction(NamedTuple):
 
 
 class Tide(Learner):
-    """State besides weights and statistics, None before the first batch: `marginal`, `window` and `agreement` (see
-    `PriorMemory`), `error` (), the expected error rate of the domain."""
+    """State besides weights and statistics, None before the first batch: the entries of `PriorMemory`, and `error` (),
+    the expected error rate of the domain."""
 
     name = "tide"
     Options: ClassVar[type[LearningOptions]] = TideOptions
@@ -88,6 +88,8 @@ class Tide(Learner):
     options: TideOptions
     chunked_loss = True
     marginal: Tensor | None
+    scores: Tensor | None
+    spread: Tensor | None
     window: Tensor | None
     agreement: Tensor | None
     error: Tensor | None
@@ -105,11 +107,19 @@ class Tide(Learner):
         return statistics
 
     def reset_state(self) -> None:
-        self.marginal = self.window = self.agreement = self.error = None
+        self.marginal = self.scores = self.spread = self.window = self.agreement = self.error = None
 
     def state_spec(self) -> dict[str, Spec]:
-        prior = {"marginal": Array((None,), least=0), "window": Array((2, None), least=0), "agreement": Array((3,))}
-        return {**prior, "error": Array((), least=0, most=1)}
+        prior = {"marginal": Array((None,), least=0), "scores": Array((None,)), "spread": Array((2,), least=0)}
+        local = {"window": Array((2, None), least=0), "agreement": Array((3,))}
+        return {**prior, **local, "error": Array((), least=0, most=1)}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        found = {state["extra"][name].shape[-1] for name in ("marginal", "scores", "window") if name in state["extra"]}
+        if len(found) > 1:
+            raise StateError(
+                f"the state does not fit: its class prior is of {sorted(found)} classes; one number is wanted"
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # type: ignore[override]
         """Continue where `state` was saved."""
@@ -136,7 +146,7 @@ class Tide(Learner):
                 prediction = self.correct_prior(self.forward_views(images))
         self.error = error
         if prediction.memory is not None:
-            self.marginal, self.window, self.agreement = prediction.memory
+            self.marginal, self.scores, self.spread, self.window, self.agreement = prediction.memory
         return prediction.log_p
 
     def forward_views(self, images: Tensor) -> Logits:
@@ -158,9 +168,10 @@ class Tide(Learner):
             log_p = log_mean_probability(views, least=_MIN_LOG_P)
             return Prediction(log_p, None, self.weights.vector.new_zeros(()))
         p = views.exp().mean(0).clamp_min(1e-12)
-        memory = PriorMemory.empty(p)
-        if self.marginal is not None and self.window is not None and self.agreement is not None:
-            memory = PriorMemory(self.marginal, self.window, self.agreement).fade(self.statistics.unchanged)
+        entries = (self.marginal, self.scores, self.spread, self.window, self.agreement)
+        known = [entry for entry in entries if entry is not None]
+        memory = PriorMemory(*known) if len(known) == len(entries) else PriorMemory.empty(p)
+        memory = memory.fade(self.statistics.unchanged)
         corrected = correct_prior(p, memory, samples=self.samples_per_image)
         if not self.options.correct_prior:
             return Prediction(p.log(), corrected.memory, p.new_zeros(()))
@@ -195,9 +206,14 @@ class Tide(Learner):
         alone = self.options.views == "none"
         views = single(self.frozen_logits(images)) if alone else mirrored(self.frozen_logits, images)
         log_p = log_mean_probability(views, least=_MIN_LOG_P)
-        if self.marginal is None or not self.options.correct_prior or not isinstance(log_p, Tensor):
+        if (
+            self.scores is None
+            or self.spread is None
+            or not self.options.correct_prior
+            or not isinstance(log_p, Tensor)
+        ):
             return log_p
-        return (log_p - shrunk_marginal(self.marginal).clamp_min(1e-12).log()).log_softmax(1)
+        return (centered(log_p.exp()) - network_bias(self.scores, self.spread)).log_softmax(1)
 
 
 def step_scale(units: float, weights: int) -> float:
