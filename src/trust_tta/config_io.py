@@ -66,7 +66,7 @@ def read_class_names(path: Path | str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def parse_json(text: str, *, where: str, error: type[TrustError] = ConfigError) -> Any:
+def parse_json(text: str | bytes | bytearray, *, where: str, error: type[TrustError] = ConfigError) -> Any:
     """Parsed JSON; NaN and Infinity are refused, as JSON has neither."""
     return _parse(partial(json.loads, parse_constant=_refuse_constant), text, "JSON", where=where, error=error)
 
@@ -77,7 +77,9 @@ def parse_toml(text: str, *, where: str, error: type[TrustError] = ConfigError) 
     return table
 
 
-def _parse(loads: Callable[[str], Any], text: str, kind: str, *, where: str, error: type[TrustError]) -> Any:
+def _parse(
+    loads: Callable[[Any], Any], text: str | bytes | bytearray, kind: str, *, where: str, error: type[TrustError]
+) -> Any:
     try:
         value = loads(text)
     except (ValueError, RecursionError) as problem:

@@ -117,9 +117,10 @@ def test_stream_of_a_killed_replica_continues_from_its_snapshot_and_returns(clie
     assert back["pid"] != home["pid"]
 
 
-def test_fork_and_removal_are_visible_everywhere(client: httpx.Client) -> None:
+def test_copy_and_removal_are_visible_everywhere(client: httpx.Client) -> None:
     predict(client, "one")
-    assert client.post("/streams/one/fork", json={"to": "two"}, headers=PRIVATE).json()["images"] == 1
+    state = client.get("/streams/one/state", headers=PRIVATE).content
+    assert client.put("/streams/two/state", content=state, headers=PRIVATE).json()["batches"] == 1
     predict(client, "two")
     assert images_of(client, "two") == 2
     assert client.delete("/streams/one", headers=PRIVATE).status_code == 200

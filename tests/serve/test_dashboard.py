@@ -31,7 +31,7 @@ def test_clock_set_back_does_not_freeze_curves(monkeypatch: pytest.MonkeyPatch) 
     dashboard = Dashboard(NETWORK)
     for now in (5000.0, 5001.0, 1000.0, 1001.0):
         monkeypatch.setattr("time.time", lambda now=now: now)
-        dashboard.add_feedback(Feedback("a-0", "default", 1, 1))
+        dashboard.add_feedback([Feedback("a-0", "default", 1, 1)])
     (stream,) = dashboard.since(0)["streams"]
     assert [point[0] for point in stream["points"]] == [1000.0, 1001.0]
 

@@ -40,21 +40,21 @@ def test_unwritable_stream_stays_in_memory(tmp_path: Path) -> None:
         assert client.get("/streams/a/state", headers=PRIVATE).status_code == 200
 
 
-def test_full_disk_refuses_fork_and_state(tmp_path: Path) -> None:
+def test_full_disk_refuses_states(tmp_path: Path) -> None:
     with serving(tmp_path) as (client, service):
         client.post("/predict", content=picture())
         state = client.get("/streams/default/state", headers=PRIVATE).content
         client.post("/predict", content=picture())
         with full_disk():
-            fork = client.post("/streams/default/fork", json={"to": "new"}, headers=PRIVATE)
-            assert (fork.status_code, "new" in service.streams) == (503, False)
+            copy = client.put("/streams/new/state", content=state, headers=PRIVATE)
+            assert copy.status_code == 503
             assert client.get("/streams/default/state", headers=PRIVATE).status_code == 503
             assert client.put("/streams/default/state", content=state, headers=PRIVATE).status_code == 503
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("shutil.rmtree", lambda *_, **__: None)
             assert client.delete("/streams/default", headers=PRIVATE).status_code == 503
-        fork = client.post("/streams/default/fork", json={"to": "new"}, headers=PRIVATE)
-        assert fork.json()["batches"] == 1
+        copy = client.put("/streams/new/state", content=state, headers=PRIVATE)
+        assert copy.json()["batches"] == 1
         assert client.delete("/streams/default", headers=PRIVATE).status_code == 200
 
 

@@ -325,7 +325,7 @@ def malformed(chance: random.Random) -> tuple[str, str, bytes, dict[str, str]]:
         ("POST", "/feedback", b'{"id": "x", "label": ' + b"9" * 5000 + b"}", {}),
         ("POST", "/streams/default/reset", b"", token),
         ("POST", "/streams/nobody/reset", b"", PRIVATE),
-        ("POST", "/streams/default/fork", garbage, PRIVATE),
+        ("PUT", "/streams/default/state", garbage, PRIVATE),
         ("GET", f"/{chance.choice(['nothing', 'predict', 'v2/models', '%00', 'streams/a/b/c'])}", b"", {}),
         ("GET", "/events?most=" + chance.choice(["0", "x", "9" * 40, "-1"]), b"", {}),
         ("PATCH", "/predict", b"", {}),

@@ -106,5 +106,5 @@ def test_class_names_come_from_the_folders_of_the_reference_if_their_number_is_r
 
 
 def test_wrong_number_of_class_names_is_refused() -> None:
-    with pytest.raises(ConfigError, match="outputs 4 classes, but --classes names 2"):
+    with pytest.raises(ConfigError, match="outputs 4 classes, but 2 names are given"):
         open_network(NetworkSource(None, OWN, "cifar32", ("a", "b")), "source")

@@ -135,8 +135,8 @@ def test_binary_and_json_tensors_are_equal() -> None:
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [
-        ({"name": "pictures"}, 400, "its name is 'images'"),
-        ({"datatype": "INT64"}, 400, "FP32 (NCHW) or UINT8 (NHWC)"),
+        ({"name": "pictures"}, 400, "inputs.0.name is 'pictures': Input should be 'images'"),
+        ({"datatype": "INT64"}, 400, "should be 'FP32' or 'UINT8'"),
         ({"shape": [1, 3, SIZE, SIZE + 1]}, 400, f"give [n, 3, {SIZE}, {SIZE}]"),
         ({"shape": [0, 3, SIZE, SIZE]}, 400, "shape"),
         ({"shape": [10**6, 3, SIZE, SIZE]}, 413, "at most 256"),

@@ -119,7 +119,7 @@ def test_changing_a_stream_needs_the_token(served: tuple[httpx.Client, Service])
     client, _ = served
     infer(client, "kept")
     for method, path in (
-        ("POST", "pause"), ("POST", "resume"), ("POST", "reset"), ("POST", "rollback"), ("POST", "fork"),
+        ("POST", "pause"), ("POST", "resume"), ("POST", "reset"), ("POST", "rollback"),
         ("GET", "state"), ("GET", "checkpoint"),
     ):  # fmt: skip
         assert client.request(method, f"/streams/kept/{path}").status_code == 401
@@ -146,15 +146,14 @@ def test_pause_resume_and_reset(served: tuple[httpx.Client, Service]) -> None:
     ]  # fmt: skip
 
 
-def test_fork_is_independent_and_removable(served: tuple[httpx.Client, Service]) -> None:
+def test_copied_stream_is_independent_and_removable(served: tuple[httpx.Client, Service]) -> None:
     client, service = served
     infer(client, "parent", seed=3)
-    made = client.post("/streams/parent/fork", headers=PRIVATE, json={"to": "child"})
-    assert made.json() == {"stream": "child", "batches": 1, "images": 4}
+    state = client.get("/streams/parent/state", headers=PRIVATE).content
+    assert client.put("/streams/child/state", content=state, headers=PRIVATE).json()["batches"] == 1
     assert torch.equal(infer(client, "parent", seed=4, adapt=False), infer(client, "child", seed=4, adapt=False))
     infer(client, "child", seed=6)
     assert not torch.equal(infer(client, "parent", seed=4, adapt=False), infer(client, "child", seed=4, adapt=False))
-    assert client.post("/streams/parent/fork", headers=PRIVATE, json={"to": "child"}).status_code == 409
     assert client.delete("/streams/child", headers=PRIVATE).status_code == 200
     assert "child" not in service.streams.names
     assert not (service.streams.folder / "child").exists()
@@ -274,7 +273,6 @@ def test_state_folder_belongs_to_one_service_and_method(tmp_path: Path) -> None:
     service = Service(network, tmp_path / "state")
     with pytest.raises(StateError, match="belongs to a stream or a service that is running"):
         Service(network, tmp_path / "state")
-    service.start()
     service.stop()
     with pytest.raises(ConfigError, match="streams of another method"):
         Service(make_network(tmp_path, "source"), tmp_path / "state", settings=Settings())

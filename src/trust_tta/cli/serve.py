@@ -64,7 +64,7 @@ def run(arguments: Namespace) -> None:
     folder = try_folder("--state", arguments.state) if arguments.state else None
     token = _read_token(arguments)
     from trust_tta.serve.app import Api
-    from trust_tta.serve.demo import NOTE, Replay
+    from trust_tta.serve.demo import NOTE, start_replay
     from trust_tta.serve.server import address_of, bind, log_as_json, make_server, run_server
 
     listener = bind(arguments.host, arguments.port)
@@ -72,8 +72,6 @@ def run(arguments: Namespace) -> None:
         source = _network_source(arguments)
         service = _make_service(arguments, source, Path(place))
         address, used = address_of(listener), token or secrets.token_urlsafe(16)
-        model, method = service.network.name, service.network.method_name
-        replay = Replay(address, model=model, method=method, token=used) if arguments.demo else None
 
         def ready() -> None:
             network = service.network
@@ -85,8 +83,8 @@ def run(arguments: Namespace) -> None:
                 say(f"page with the token: {address}/#token={used}")
             if folder is None:
                 say("nothing is kept afterwards; to keep streams, give --state FOLDER")
-            if replay is not None:
-                replay.start()
+            if arguments.demo:
+                start_replay(service)
 
         if arguments.engine == "ray":
             host, port = listener.getsockname()[:2]

@@ -35,6 +35,14 @@ def list_images(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if is_image(entry.name))
 
 
+def find_images(folder: Path) -> list[Path]:
+    """The image files anywhere below `folder`, by path."""
+    files = sorted(file for file in folder.rglob("*") if is_image(file.name) and file.is_file())
+    if not files:
+        raise DataError(f"there are no images in '{folder}'; give a folder of JPEG, PNG or WebP files")
+    return files
+
+
 def read_image(file: ImageFile, *, name: str | None = None) -> NDArray[np.uint8]:
     """Decode an image to RGB, uint8 (h, w, 3); `name` stands for it in messages.
 

@@ -153,14 +153,14 @@ class ReplicatedService:
             call.cancel()
             lost.cancel()
 
-    async def _ask_holder(self, stream: str, what: str, *given: Any) -> tuple[int, Any]:
-        """Call the replica that has a stream, or the next one if it is lost; returns its number and its answer."""
+    async def _ask_holder(self, stream: str, what: str, *given: Any) -> Any:
+        """Call the replica that has a stream, or the next one if it is lost."""
         for _ in range(TRIES):
             async with self.router.visit(stream) as number:
                 if number is None:
                     break
                 try:
-                    return number, await self._ask(number, what, *given)
+                    return await self._ask(number, what, *given)
                 except ReplicaLostError:
                     continue
         raise RequestError(503, "no replica answers at the moment; try again", retry_after=2)
@@ -189,10 +189,7 @@ class ReplicatedService:
         return self._soon(self._ask_live(what, *given)).result(ANSWER_SECONDS)
 
     def _ask_for(self, stream: str, what: str, *given: Any) -> Future[Any]:
-        async def ask() -> Any:
-            return (await self._ask_holder(stream, what, *given))[1]
-
-        return self._soon(ask())
+        return self._soon(self._ask_holder(stream, what, *given))
 
     # The interface that `serve.app` uses
 
@@ -209,14 +206,6 @@ class ReplicatedService:
     def act(self, name: str, action: str) -> Future[dict[str, Any]]:
         return self._ask_for(name, "act", name, action)
 
-    def fork(self, name: str, new: str) -> Future[dict[str, Any]]:
-        async def fork() -> dict[str, Any]:
-            number, made = await self._ask_holder(name, "fork", name, new)
-            self.router.assign(new, number)
-            return cast(dict[str, Any], made)
-
-        return self._soon(fork())
-
     def remove(self, name: str) -> Future[None]:
         async def remove() -> None:
             await self._ask_holder(name, "remove", name)
@@ -227,7 +216,7 @@ class ReplicatedService:
     def read_state(self, name: str) -> Future[bytes]:
         return self._ask_for(name, "read_state", name)
 
-    def write_state(self, name: str, content: bytes) -> Future[dict[str, Any]]:
+    def write_state(self, name: str, content: bytes | bytearray) -> Future[dict[str, Any]]:
         return self._ask_for(name, "write_state", name, content)
 
     def read_checkpoint(self, name: str) -> Future[bytes]:
@@ -317,6 +306,10 @@ class MergedMetrics(Metrics):
 
 class ReplicatedApi(Api):
     """The routes of the service, and those for its replicas."""
+
+    def start(self) -> None:
+        super().start()
+        self._replicated.start()
 
     def routes(self) -> list[Route]:
         replicas = [self._route("/replicas", self.replicas), self._route("/replicas", self.grow, "POST", private=True)]

@@ -75,7 +75,6 @@ class ServiceReplica:
         torch.set_num_threads(config.threads)
         folder = Path(config.folder) / "replicas" / str(number)
         self.service = Service(config.open_network(), folder, settings=config.settings, streams=config.streams)
-        self.service.start()
 
     def check_health(self) -> None:
         """Called by Serve, which replaces a replica whose engine has died."""

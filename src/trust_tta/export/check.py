@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trust_tta.data.images import is_image, read_image
+from trust_tta.data.images import find_images, read_image
 from trust_tta.data.sample import load_sample
-from trust_tta.errors import DataError, TrustError
+from trust_tta.errors import TrustError
 from trust_tta.export.network import InputSpec
 from trust_tta.optional import require
 from trust_tta.preprocessing import Preprocessing
@@ -58,10 +58,7 @@ def comparison_images(folder: Path | None, preprocessing: Preprocessing) -> NDAr
         images, _ = load_sample()
         picked = images[:: len(images) // count][:count]
         return preprocessing.changed(resize=None, crop=False).fit(picked)
-    files = sorted(path for path in folder.rglob("*") if is_image(path.name))[:count]
-    if not files:
-        raise DataError(f"there are no images in '{folder}'; give a folder of JPEG, PNG or WebP files")
-    return preprocessing.changed(keep_ratio=False).fit(read_image(file) for file in files)
+    return preprocessing.changed(keep_ratio=False).fit(read_image(file) for file in find_images(folder)[:count])
 
 
 def batches(pictures: NDArray[np.uint8], given: InputSpec) -> Iterator[Tensor]:

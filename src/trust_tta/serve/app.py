@@ -28,7 +28,7 @@ from starlette.types import Message
 from trust_tta import __version__
 from trust_tta.config_io import parse_json, read_asset
 from trust_tta.errors import DataError, ShapeError, TrustError
-from trust_tta.live.inputs import MAX_MAGNITUDE, examine, usable
+from trust_tta.live.inputs import MAX_MAGNITUDE
 from trust_tta.serve import protocol
 from trust_tta.serve.decoding import Decoder
 from trust_tta.serve.metrics import CONTENT_TYPE
@@ -46,7 +46,7 @@ T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 MAX_LABELS = 1000  # per request
-MAX_JSON_BYTES = 1 << 18  # of a body that is parsed in the event loop: labels, the name of a fork
+MAX_JSON_BYTES = 1 << 18  # of a body that is parsed in the event loop: labels
 MAX_BYTES_TOTAL = 256 << 20  # of all requests in progress
 MAX_DISCARDED = 4  # times the largest body: how much of a refused one is still read
 UNLOGGED = ("/metrics", "/v2/health/live", "/v2/health/ready", "/live")  # requested too often to log each time
@@ -68,6 +68,10 @@ class Api:
         self.decoder = Decoder(service.network.preprocessing, service.settings)
         self._bytes = 0  # of requests in progress
 
+    def start(self) -> None:
+        """Called in the event loop, before the first request."""
+        self.decoder.start()
+
     def routes(self) -> list[Route]:
         routes = []
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
@@ -87,7 +91,6 @@ class Api:
             self._route("/events", self.events),
             self._route("/streams", self.streams),
             self._route("/streams/{stream}", self.remove, "DELETE", private=True),
-            self._route("/streams/{stream}/fork", self.fork, "POST", private=True),
             self._route("/streams/{stream}/state", self.state, private=True),
             self._route("/streams/{stream}/state", self.put_state, "PUT", private=True),
             self._route("/streams/{stream}/checkpoint", self.checkpoint, private=True),
@@ -123,21 +126,16 @@ class Api:
         network = self._model(request)
         body = await self._body(request)
         asked = await self.decoder.decode_request(body, request.headers.get(protocol.LENGTH_HEADER))
-        images = torch.from_numpy(asked.images if asked.images.flags.writeable else asked.images.copy())
-        if images.is_floating_point() and not usable(examine(images)).all():
+        images = torch.from_numpy(asked.images)
+        if images.is_floating_point() and not (images.abs() <= MAX_MAGNITUDE).all():
             raise BadRequestError(f"the images hold values that are not finite, or beyond {MAX_MAGNITUDE:g}")
         stream = asked.stream or _stream_of(request)
         prediction = await self._wait(self.service.predict(images, stream=stream, adapt=asked.adapt))
-        content, header = protocol.write_response(
-            asked,
-            {output.name: getattr(prediction, output.name) for output in asked.outputs},
-            model=network.name,
-            parameters={"stream": stream, "adapted": prediction.adapted, "prediction": prediction.id},
-        )
-        if header is None:
+        about = {"stream": stream, "adapted": prediction.adapted, "prediction": prediction.id}
+        content, length = protocol.write_response(asked, prediction, model=network.name, parameters=about)
+        if length is None:
             return Response(content, media_type="application/json")
-        headers = {"Inference-Header-Content-Length": str(header)}
-        return Response(content, media_type="application/octet-stream", headers=headers)
+        return Response(content, media_type="application/octet-stream", headers={protocol.LENGTH_HEADER: str(length)})
 
     def _model(self, request: Request) -> NetworkInfo:
         network = self.service.network
@@ -155,7 +153,7 @@ class Api:
         network = self.service.network
         if len(network.outputs) > 1:
             raise BadRequestError(f"'{network.name}' is a segmentation network; use /v2/models/{network.name}/infer")
-        body = await self._body(request)
+        body: bytes | bytearray = await self._body(request)
         stream, adapt = _stream_of(request), _flag(request.query_params.get("adapt"), "adapt")
         if request.headers.get("content-type", "").lower().startswith("multipart/"):
             body, fields = await _read_form(request, body)
@@ -171,7 +169,7 @@ class Api:
                 "confidence": float(confidence),
                 "stream": stream,
                 "adapted": prediction.adapted,
-                "id": prediction.ids[0],
+                "id": f"{prediction.id}-0",
             }
         )
 
@@ -210,15 +208,8 @@ class Api:
     async def act(self, request: Request) -> Response:
         action = request.path_params["action"]
         if action not in ACTIONS:
-            raise RequestError(404, f"a stream cannot {action[:40]!r}; it can {', '.join(ACTIONS)} and fork")
+            raise RequestError(404, f"a stream cannot {action[:40]!r}; it can {', '.join(ACTIONS)}")
         return JSONResponse(await self._wait(self.service.act(_named(request), action)))
-
-    async def fork(self, request: Request) -> Response:
-        content = await self._json_body(request)
-        new = content.get("to") if isinstance(content, dict) else None
-        if not isinstance(new, str):
-            raise BadRequestError('give the name of the new stream as {"to": "name"}')
-        return JSONResponse(await self._wait(self.service.fork(_named(request), check_stream_name(new))))
 
     async def remove(self, request: Request) -> Response:
         name = _named(request)
@@ -310,7 +301,7 @@ class Api:
             if not secrets.compare_digest(token.strip().encode(), self._token.encode()):
                 raise RequestError(403, "this is not the token")
 
-    async def _body(self, request: Request, limit: int | None = None) -> bytes:
+    async def _body(self, request: Request, limit: int | None = None) -> bytearray:
         """The whole body, within the limits on size and time."""
         limit, encoding = limit or self.settings.max_bytes, request.headers.get("content-encoding", "identity")
         if encoding != "identity":
@@ -333,15 +324,11 @@ class Api:
             raise RequestError(408, f"the request was not complete within {seconds:g} seconds") from None
         if received > limit:
             raise RequestError(413, f"the body has more than {limit} bytes")
-        return bytes(body)
+        return body
 
     async def _json_body(self, request: Request) -> Any:
         """The content of a small JSON body."""
-        body = await self._body(request, MAX_JSON_BYTES)
-        try:
-            return parse_json(body.decode("utf-8"), where="the body", error=BadRequestError)
-        except UnicodeDecodeError:
-            raise BadRequestError("the body is not UTF-8 JSON") from None
+        return parse_json(await self._body(request, MAX_JSON_BYTES), where="the body", error=BadRequestError)
 
     async def _wait(self, future: Future[T]) -> T:
         try:
@@ -356,8 +343,7 @@ def make_app(api: Api) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        service.start()
-        api.decoder.start()
+        api.start()
         try:
             yield
         finally:
@@ -415,11 +401,11 @@ def _flag(text: str | None, name: str) -> bool:
     return text != "false"
 
 
-async def _read_form(request: Request, body: bytes) -> tuple[bytes, dict[str, str]]:
+async def _read_form(request: Request, body: bytes | bytearray) -> tuple[bytes, dict[str, str]]:
     """The file 'image' of a form, and the text fields."""
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": body}
+        return {"type": "http.request", "body": bytes(body)}
 
     try:
         async with Request(request.scope, receive).form(max_files=1, max_fields=8, max_part_size=1 << 10) as form:

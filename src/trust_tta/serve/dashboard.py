@@ -8,9 +8,8 @@ import math
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from trust_tta.live.guard import Event
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.serve.engine import BatchResult
-from trust_tta.serve.event_log import RECENT_LABELS, Feedback, LabelCounts
+from trust_tta.serve.event_log import Feedback, LabelCounts
 from trust_tta.serve.network import NetworkInfo
 
 MAX_POINTS = 480  # per curve
@@ -54,9 +53,7 @@ class StreamView:
 
     name: str
     number: int  # in order of appearance
-    labels: int = 0
-    right: int = 0
-    recent: dict[str, bool] = field(default_factory=dict)  # the last labels: whether each prediction was right
+    labels: LabelCounts = LabelCounts()
     batches: int = 0
     images: int = 0
     adapted: bool = False
@@ -68,14 +65,15 @@ class StreamView:
     changed: float = 0.0
 
     def summary(self) -> dict[str, Any]:
-        plain = ("name", "number", "batches", "images", "adapted", "paused", "labels", "right", "accuracy")
+        plain = ("name", "number", "batches", "images", "adapted", "paused")
         reading = {name: _finite(value) for name, value in self.reading.items()}
-        return {name: getattr(self, name) for name in plain} | {"alarms": sorted(self.alarms), "reading": reading}
-
-    @property
-    def accuracy(self) -> float | None:
-        """Over the last labels."""
-        return sum(self.recent.values()) / len(self.recent) if self.recent else None
+        return {name: getattr(self, name) for name in plain} | {
+            "labels": self.labels.labels,
+            "right": self.labels.correct,
+            "accuracy": self.labels.recent,
+            "alarms": sorted(self.alarms),
+            "reading": reading,
+        }
 
     def add_point(self) -> None:
         """Extend the curves by what is known now; within a tick it replaces the last point."""
@@ -83,7 +81,7 @@ class StreamView:
         while self.points and start - (self.points[-1][0] or 0) < TICK:  # negative if the clock was set back
             start = min(start, self.points.pop()[0] or 0)
         values = [self.reading.get(name) for name in CURVES[1:-1]]
-        self.points.append([start, *values, self.accuracy])
+        self.points.append([start, *values, self.labels.recent])
 
 
 class Dashboard:
@@ -96,7 +94,7 @@ class Dashboard:
         self,
         network: NetworkInfo,
         *,
-        count_labels: Callable[[str], LabelCounts] = lambda stream: LabelCounts(0, 0, {}),
+        count_labels: Callable[[str], LabelCounts] = lambda stream: LabelCounts(),
     ) -> None:
         self.network, self._count_labels = network, count_labels
         self._views: OrderedDict[str, StreamView] = OrderedDict()  # the most recently updated comes last
@@ -105,10 +103,8 @@ class Dashboard:
         self._lock = threading.Lock()
 
     def add_batch(self, batch: BatchResult) -> None:
-        labeled = (p for p in batch.predictions if p.output.ndim == 2)  # not segmentation
-        rows = list(
-            islice(((i, row) for p in labeled for i, row in zip(p.ids, p.probabilities, strict=True)), IMAGES_PER_BATCH)
-        )
+        shown = batch.output[:IMAGES_PER_BATCH] if batch.output.ndim == 2 else batch.output[:0]  # not segmentation
+        probabilities = shown if batch.stream.method.probabilities else shown.softmax(1)
         with self._lock:
             view = self._view(batch.name)
             view.batches, view.images = batch.stream.batches, batch.stream.images
@@ -116,10 +112,9 @@ class Dashboard:
             if batch.result.reading is not None:
                 view.reading = batch.result.reading.as_dict()
             view.add_point()
-            for i, (name, row) in enumerate(rows):
+            for name, image, row in zip(batch.ids, batch.images, probabilities, strict=False):  # the first ones
                 confidence, best = row.max(0)
-                image = batch.images[i].detach().cpu()
-                view.thumbnails.append(Thumbnail(name, image, int(best), float(confidence)))
+                view.thumbnails.append(Thumbnail(name, image.detach().cpu(), int(best), float(confidence)))
 
     def add_event(self, stream: str, number: int, event: Event) -> None:
         shown = {"id": number, "stream": stream, **vars(event), "evidence": _shown(event.evidence)}
@@ -134,24 +129,16 @@ class Dashboard:
                 view.paused = event.action == "pause"
             self._events.append(shown)
 
-    def add_feedback(self, feedback: Feedback) -> None:
-        """Count a label that has been stored, or corrected."""
+    def add_feedback(self, stored: Sequence[Feedback]) -> None:
+        """Count labels that have been stored, or corrected."""
+        right = {feedback.prediction: feedback.correct for feedback in stored}
         with self._lock:
-            known = feedback.stream in self._views
-            view = self._view(feedback.stream)  # a new view counts all stored labels, this one too
-            if known and feedback.previous is None:
-                view.labels, view.right = view.labels + 1, view.right + feedback.correct
-                view.recent[feedback.prediction] = feedback.correct
-                while len(view.recent) > RECENT_LABELS:
-                    del view.recent[next(iter(view.recent))]
-            elif known:
-                view.right += feedback.correct - (feedback.predicted == feedback.previous)
-                if feedback.prediction in view.recent:
-                    view.recent[feedback.prediction] = feedback.correct
-            for shown in view.thumbnails:
-                if shown.id == feedback.prediction:
-                    shown.right = feedback.correct
-            view.add_point()
+            for name in {feedback.stream for feedback in stored}:
+                view = self._view(name)
+                view.labels = self._count_labels(name)
+                for shown in view.thumbnails:
+                    shown.right = right.get(shown.id, shown.right)
+                view.add_point()
 
     def restore(self, events: Iterable[dict[str, Any]], streams: Iterable[str]) -> None:
         """Show stored events, and the label counts of streams."""
@@ -191,8 +178,7 @@ class Dashboard:
     def _view(self, name: str) -> StreamView:
         if name not in self._views:
             self._made += 1
-            counts = self._count_labels(name)
-            self._views[name] = StreamView(name, self._made, counts.labels, counts.correct, dict(counts.recent))
+            self._views[name] = StreamView(name, self._made, self._count_labels(name))
         view = self._views[name]
         self._views.move_to_end(name)
         while len(self._views) > MAX_STREAMS:

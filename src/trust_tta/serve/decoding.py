@@ -37,7 +37,6 @@ MAX_SCANS = 64  # of a progressive JPEG, each as much work as a whole image; enc
 MAX_QUICK_BYTES, MAX_QUICK_SIDE = 1 << 12, 128  # of images that are decoded in the service itself
 MAX_MEMORY = 1 << 30  # bytes by which a worker may grow
 START_SECONDS = 60.0
-STOP_SECONDS = 2.0  # left to requests that are being decoded when the service stops
 
 Worker: TypeAlias = tuple[BaseProcess, Connection]
 
@@ -45,7 +44,7 @@ Worker: TypeAlias = tuple[BaseProcess, Connection]
 # In the worker
 
 
-def decode_image(data: bytes, preprocessing: Preprocessing, *, max_pixels: int) -> NDArray[np.uint8]:
+def decode_image(data: bytes | bytearray, preprocessing: Preprocessing, *, max_pixels: int) -> NDArray[np.uint8]:
     """Decode an image file to pixels (1, size, size, 3); its header is checked before anything is decoded."""
     if not data:
         raise BadRequestError("there is no image; send one as the multipart field 'image' or as the body")
@@ -68,7 +67,7 @@ def decode_image(data: bytes, preprocessing: Preprocessing, *, max_pixels: int) 
 
 
 def decode_request(
-    body: bytes, header_length: str | None, preprocessing: Preprocessing, settings: Settings
+    body: bytes | bytearray, header_length: str | None, preprocessing: Preprocessing, settings: Settings
 ) -> InferRequest:
     """Parse an inference request; pixels are resized to (n, size, size, 3)."""
     try:
@@ -84,7 +83,7 @@ def decode_request(
         raise BadRequestError(reason_of(error)) from None
 
 
-def _is_quick(data: bytes, preprocessing: Preprocessing) -> bool:
+def _is_quick(data: bytes | bytearray, preprocessing: Preprocessing) -> bool:
     """Whether a small file needs no resizing: decoding it takes less time than sending it to a worker."""
     if len(data) > MAX_QUICK_BYTES or preprocessing.size > MAX_QUICK_SIDE:
         return False
@@ -143,14 +142,14 @@ class Decoder:
         for _ in range(WORKERS):
             self._threads.submit(self._exchange, (b"",))
 
-    async def decode_image(self, data: bytes) -> NDArray[np.uint8]:
+    async def decode_image(self, data: bytes | bytearray) -> NDArray[np.uint8]:
         """Pixels (1, size, size, 3) of an image file."""
         if _is_quick(data, self.preprocessing):
             return decode_image(data, self.preprocessing, max_pixels=self.settings.max_pixels)
         pixels: NDArray[np.uint8] = await self._ask(data)
         return pixels
 
-    async def decode_request(self, body: bytes, header_length: str | None) -> InferRequest:
+    async def decode_request(self, body: bytes | bytearray, header_length: str | None) -> InferRequest:
         """An inference request; its pixels are resized to (n, size, size, 3)."""
         if header_length is not None and header_length.isdigit() and len(header_length) < 6:  # little JSON
             request = protocol.read_request(body, header_length, size=self.preprocessing.size, settings=self.settings)
@@ -211,12 +210,6 @@ class Decoder:
         process.kill()
         process.join()
         self._processes.discard(process)
-
-    def stop_soon(self) -> None:
-        """Kill the workers after a moment in which they may finish."""
-        timer = threading.Timer(STOP_SECONDS, self.kill)
-        timer.daemon = True
-        timer.start()
 
     def kill(self) -> None:
         """Kill the workers; requests are refused from now on."""

@@ -1,4 +1,4 @@
-"""The demonstration: images of the shipped sample, sent to the service as any client would, with their labels.
+"""The demonstration: images of the shipped sample, replayed to the service with their labels.
 
 Two streams see the same images: one, named as its method, adapts; `source` is paused. Clean images come first, then
 fog, then noise from a broken camera, then fog again and clear weather, over and over.
@@ -6,20 +6,20 @@ fog, then noise from a broken camera, then fog again and clear weather, over and
 
 from __future__ import annotations
 
-import http.client
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from urllib.parse import urlsplit
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.sample import load_sample
+from trust_tta.errors import TrustError
 from trust_tta.live.guard import Guard
+from trust_tta.serve.service import Service
 
 # A minute should show what otherwise takes an hour: every batch is compared, and the learning rate is ten times higher.
 GUARD = Guard(snapshot_every=192, budget=1.0)
@@ -38,63 +38,36 @@ WEATHER = ((0, 8), (2, 3), (3, 3), (4, 4), (5, 20), (None, 10), (5, 12), (0, 16)
 log = logging.getLogger("trust_tta.serve")
 
 
-class Replay:
-    """Sends batches as long as the service answers."""
+def start_replay(service: Service) -> None:
+    """Replay images in a thread until the service stops."""
+    threading.Thread(target=_replay, args=(service,), name="demo", daemon=True).start()
 
-    def __init__(self, address: str, *, model: str, method: str, token: str) -> None:
-        self._host, self._model, self._token = urlsplit(address).netloc, model, token
-        self._stream = method if method != FIXED else "adapting"
-        self._thread = threading.Thread(target=self._run, name="demo", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def _run(self) -> None:
+def _replay(service: Service) -> None:
+    method, paused = service.network.method_name, False
+    for images, labels in batches():
+        due = time.monotonic() + PACE
         try:
-            connection = http.client.HTTPConnection(self._host, timeout=120)
-            source_made = False
-            for images, labels in batches():
-                due = time.monotonic() + PACE
-                self._send(connection, self._stream, images, labels)
-                self._send(connection, FIXED, images, labels, adapt=source_made)
-                if not source_made:
-                    self._post(connection, f"/streams/{FIXED}/pause", b"", {"Authorization": f"Bearer {self._token}"})
-                    source_made = True
-                time.sleep(max(0.0, due - time.monotonic()))
-        except (OSError, http.client.HTTPException) as error:
-            log.info("the demonstration ends", extra={"reason": str(error)})
+            _send(service, method if method != FIXED else "adapting", images, labels)
+            _send(service, FIXED, images, labels, adapt=paused)
+            if not paused:
+                service.act(FIXED, "pause").result()
+                paused = True
+        except TrustError as error:  # the service is busy, or stops
+            log.info("a batch of the demonstration was refused", extra={"reason": str(error)})
+            if not service.ready:
+                return
+        time.sleep(max(0.0, due - time.monotonic()))
 
-    def _send(
-        self,
-        connection: http.client.HTTPConnection,
-        stream: str,
-        images: NDArray[np.uint8],
-        labels: NDArray[np.int64] | None,
-        *,
-        adapt: bool = True,
-    ) -> None:
-        """Send a batch (n, h, w, 3) to a stream, and its labels where there are any."""
-        size = {"binary_data_size": images.nbytes}
-        tensor = {"name": "images", "datatype": "UINT8", "shape": list(images.shape), "parameters": size}
-        asked = {"inputs": [tensor], "outputs": [{"name": "logits"}], "parameters": {"stream": stream, "adapt": adapt}}
-        header = json.dumps(asked).encode()
-        body, length = header + images.tobytes(), {"Inference-Header-Content-Length": str(len(header))}
-        answer = self._post(connection, f"/v2/models/{self._model}/infer", body, length)
-        if answer is not None and labels is not None:
-            name = answer["parameters"]["prediction"]
-            told = [{"id": f"{name}-{i}", "label": int(label)} for i, label in enumerate(labels)]
-            self._post(connection, "/feedback", json.dumps(told).encode(), {})
 
-    @staticmethod
-    def _post(
-        connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]
-    ) -> dict[str, dict[str, str]] | None:
-        """The answer; None where the service is busy."""
-        connection.request("POST", path, body, headers)
-        response = connection.getresponse()
-        content = response.read()
-        answer: dict[str, dict[str, str]] | None = json.loads(content) if response.status == 200 else None
-        return answer
+def _send(
+    service: Service, stream: str, images: NDArray[np.uint8], labels: NDArray[np.int64] | None, *, adapt: bool = True
+) -> None:
+    """Send a batch (n, h, w, 3) to a stream, and its labels where there are any."""
+    pixels = torch.from_numpy(service.network.preprocessing.fit(images))
+    prediction = service.predict(pixels, stream=stream, adapt=adapt).result()
+    if labels is not None:
+        service.give_feedback([(f"{prediction.id}-{row}", label) for row, label in enumerate(labels.tolist())])
 
 
 def batches() -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64] | None]]:

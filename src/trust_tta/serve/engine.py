@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class RequestPrediction:
-    """The prediction for one request; image i has the id `<id>-<i>`.
+    """The prediction for one request; image i of it has the id `<id>-<i>`.
 
     `output` (n, classes, ...), on the CPU: logits, or probabilities where the method returns these.
     """
@@ -44,18 +44,15 @@ class RequestPrediction:
     def probabilities(self) -> Tensor:
         return self.output if self.is_probability else self.output.softmax(1)
 
-    @property
-    def ids(self) -> list[str]:
-        return [f"{self.id}-{row}" for row in range(len(self.output))]
-
 
 class BatchResult(NamedTuple):
-    """One forward pass: the network input of all its requests, in order, and what came of it."""
+    """One forward pass over the images of its requests, in order: their network input, ids and output."""
 
     stream: Stream
     name: str
     images: Tensor
-    predictions: list[RequestPrediction]
+    ids: list[str]
+    output: Tensor
     result: Result
     seconds: float
 
@@ -69,9 +66,6 @@ class PredictRequest:
     adapt: bool
     future: Future[RequestPrediction] = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
-
-    def shares_batch_with(self, other: PredictRequest) -> bool:
-        return (self.stream, self.adapt) == (other.stream, other.adapt)
 
 
 class Engine:
@@ -90,19 +84,18 @@ class Engine:
         self.streams, self.normalize, self.settings = streams, preprocessing.normalize, settings
         self._on_batch = on_batch
         self._requests: deque[PredictRequest] = deque()  # the oldest comes first
+        self._images = Counter[str]()  # of these requests, by stream
         self._tasks: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()  # guards the fields above
         self._seconds_per_image = 0.01
         self._draining = False
         self._worker = threading.Thread(target=self._run, name="engine", daemon=True)
-
-    def start(self) -> None:
         self._worker.start()
 
     @property
     def queued(self) -> int:
         """The number of images that wait."""
-        return sum(len(request.images) for request in list(self._requests))
+        return self._images.total()
 
     @property
     def alive(self) -> bool:
@@ -113,13 +106,13 @@ class Engine:
         request = PredictRequest(stream, images, adapt)
         with self._changed:
             self._check_open()
-            queued = sum(len(other.images) for other in self._requests)
+            queued, own = self._images.total(), self._images[stream]
             if queued + len(images) > self.settings.max_queued_total:
                 raise self._full(503, f"{queued} images are queued")
-            own = sum(len(other.images) for other in self._requests if other.stream == stream)
             if own + len(images) > self.settings.max_queued:
                 raise self._full(429, f"{own} images of the stream '{stream}' are queued")
             self._requests.append(request)
+            self._images[stream] += len(images)
             self._changed.notify()
         return request.future
 
@@ -137,8 +130,7 @@ class Engine:
         with self._changed:
             self._draining = True
             self._changed.notify()
-        if self._worker.is_alive():
-            self._worker.join()
+        self._worker.join()
         self.streams.close()
 
     def _check_open(self) -> None:
@@ -158,27 +150,28 @@ class Engine:
         """Wait for a task or a batch; None once everything is drained."""
         with self._changed:
             while not self._tasks:
-                batch = self._oldest_batch()
+                batch, full = self._oldest_batch()
                 left = batch[0].since + self.settings.max_wait - time.monotonic() if batch else None
                 if left is None and self._draining:
                     return None
-                full = sum(len(request.images) for request in batch) >= self.settings.batch_size
                 if left is not None and (self._draining or full or left <= 0):
-                    self._requests = deque(request for request in self._requests if request not in batch)
+                    for request in batch:
+                        self._requests.remove(request)
+                        self._images -= Counter({request.stream: len(request.images)})
                     return partial(self._run_batch, [r for r in batch if r.future.set_running_or_notify_cancel()])
                 self._changed.wait(left)
             return self._tasks.popleft()
 
-    def _oldest_batch(self) -> list[PredictRequest]:
-        """The oldest request and those that share its batch: whole ones in order, as long as they fit."""
+    def _oldest_batch(self) -> tuple[list[PredictRequest], bool]:
+        """The oldest request with those that share its batch, whole ones in order, and whether the batch is full."""
         batch, images = list[PredictRequest](), 0
         for request in self._requests:
-            if not batch or request.shares_batch_with(batch[0]):
+            if not batch or (request.stream, request.adapt) == (batch[0].stream, batch[0].adapt):
                 images += len(request.images)
                 if batch and images > self.settings.batch_size:
-                    break
+                    return batch, True
                 batch.append(request)
-        return batch
+        return batch, images >= self.settings.batch_size
 
     def _run_batch(self, requests: list[PredictRequest]) -> None:
         """Answer requests; if they fail together, one by one, so that only the one at fault fails."""
@@ -201,13 +194,13 @@ class Engine:
         parts = [r.images if r.images.is_floating_point() else self.normalize(r.images) for r in requests]
         images = torch.cat(parts)
         result = stream(images, adapt=adapt)
-        outputs = result.logits.detach().float().cpu().split([len(part) for part in parts])
-        predictions = [
-            RequestPrediction(secrets.token_hex(8), output, result.adapted, stream.method.probabilities)
-            for output in outputs
-        ]
+        output, predictions, ids = result.logits.detach().float().cpu(), list[RequestPrediction](), list[str]()
+        for part in output.split([len(part) for part in parts]):
+            prediction = RequestPrediction(secrets.token_hex(8), part, result.adapted, stream.method.probabilities)
+            predictions.append(prediction)
+            ids += [f"{prediction.id}-{row}" for row in range(len(part))]
         seconds = time.perf_counter() - start
-        self._on_batch(BatchResult(stream, name, images, predictions, result, seconds))
+        self._on_batch(BatchResult(stream, name, images, ids, output, result, seconds))
         self._seconds_per_image = 0.9 * self._seconds_per_image + 0.1 * seconds / len(images)
         return predictions
 

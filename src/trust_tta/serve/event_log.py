@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS feedback (
   prediction TEXT PRIMARY KEY, stream TEXT NOT NULL, time REAL NOT NULL, class INTEGER NOT NULL, label INTEGER NOT NULL
 );
 CREATE INDEX IF NOT EXISTS feedback_by_stream ON feedback (stream);
+CREATE INDEX IF NOT EXISTS feedback_counts ON feedback (stream, class, label);
 """
 _COMPARED_COLUMNS = ("batch", "adapted", "source")  # of predictions; not in files of earlier versions
 
@@ -69,11 +70,11 @@ class StoredPrediction(NamedTuple):
 
 
 class LabelCounts(NamedTuple):
-    """The labels of a stream: how many, how many were predicted correctly, and the last ones, oldest first."""
+    """The labels of a stream: how many, how many were predicted correctly, and the accuracy over the last ones."""
 
-    labels: int
-    correct: int
-    recent: dict[str, bool]  # by the id of the prediction
+    labels: int = 0
+    correct: int = 0
+    recent: float | None = None
 
 
 class EventLog:
@@ -187,12 +188,11 @@ class EventLog:
             return [stream for (stream,) in self._durable.execute("SELECT DISTINCT stream FROM feedback")]
 
     def label_counts(self, stream: str) -> LabelCounts:
-        query = "SELECT count(*), coalesce(sum(class = label), 0) FROM feedback WHERE stream = ?"
-        newest = "SELECT prediction, class = label FROM feedback WHERE stream = ? ORDER BY rowid DESC LIMIT ?"
+        counts = "SELECT count(*), coalesce(sum(class = label), 0) FROM feedback WHERE stream = ?1"
+        newest = "SELECT class = label AS correct FROM feedback WHERE stream = ?1 ORDER BY rowid DESC LIMIT ?2"
+        query = f"SELECT *, (SELECT avg(correct) FROM ({newest})) FROM ({counts})"
         with self._lock:
-            labels, correct = self._durable.execute(query, (stream,)).fetchone()
-            rows = self._durable.execute(newest, (stream, RECENT_LABELS)).fetchall()
-        return LabelCounts(labels, correct, {name: bool(right) for name, right in rows[::-1]})
+            return LabelCounts(*self._durable.execute(query, (stream, RECENT_LABELS)).fetchone())
 
     def close(self) -> None:
         with self._lock, closing(self._durable), closing(self._quick):

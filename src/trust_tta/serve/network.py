@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trust_tta.data.images import is_image, read_image
-from trust_tta.errors import ConfigError, DataError
+from trust_tta.data.images import find_images, read_image
+from trust_tta.errors import ConfigError
 from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
 from trust_tta.models.checkpoint import Checkpoint
@@ -83,15 +83,7 @@ class NetworkSource:
         if self.checkpoint is None and self.model is None:
             raise ConfigError("there is no network; give --checkpoint FILE, --model NAME, or both")
         preset = find_preset(self.preprocessing) if self.preprocessing else None
-        checkpoint = Checkpoint.open(self.checkpoint, variant=self.model, preprocessing=preset)
-        if self.classes is None:
-            return checkpoint
-        if checkpoint.num_classes not in (None, len(self.classes)):
-            raise ConfigError(
-                f"the network outputs {checkpoint.num_classes} classes, but --classes names {len(self.classes)}; "
-                "give one name per output"
-            )
-        return replace(checkpoint, classes=self.classes)
+        return Checkpoint.open(self.checkpoint, variant=self.model, preprocessing=preset, classes=self.classes)
 
     @property
     def name(self) -> str:
@@ -145,11 +137,7 @@ def open_network(
 
 def read_folder(folder: Path, preprocessing: Preprocessing, *, batch: int) -> Iterator[Tensor]:
     """Batches (n, 3, size, size) of all images below a folder, in an order that mixes its subfolders."""
-    if not folder.is_dir():
-        raise DataError(f"'{folder}' is not a folder; give one with clean images")
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and is_image(file.name))
-    if not files:
-        raise DataError(f"'{folder}' holds no images; give a folder with clean ones")
+    files = find_images(folder)
     order = np.random.default_rng(0).permutation(len(files)).tolist()
     for start in range(0, len(files), batch):
         yield preprocessing([read_image(files[i]) for i in order[start : start + batch]])

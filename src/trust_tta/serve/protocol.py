@@ -7,16 +7,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trust_tta.config_io import parse_json
-from trust_tta.serve.settings import DEFAULT_STREAM, BadRequestError, RequestError, Settings, check_stream_name
+from trust_tta.schema import show
+from trust_tta.serve.settings import BadRequestError, RequestError, Settings, check_stream_name
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from trust_tta.serve.engine import RequestPrediction
 
 INPUT = "images"
 OUTPUTS = ("logits", "probabilities")
@@ -24,27 +28,53 @@ VERSION = "1"
 EXTENSIONS = ("binary_tensor_data",)
 LENGTH_HEADER = "inference-header-content-length"
 
-T = TypeVar("T")
-
-_KINDS = {bool: "true or false", str: f"a name such as '{DEFAULT_STREAM}'", dict: "a JSON object"}
 _TYPES: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
 
 
-@dataclass(frozen=True)
-class Output:
-    """A requested output, as JSON or as bytes after it."""
+class _Part(BaseModel):
+    """A JSON object of a request. Unknown keys are ignored; null means the default, as some clients send it."""
 
-    name: str
-    binary: bool
+    model_config = ConfigDict(strict=True)
+
+
+class _Parameters(_Part):
+    stream: str | None = None
+    adapt: bool | None = None  # default: true
+    binary_data_output: bool | None = None  # of all outputs; default: false
+
+
+class _TensorParameters(_Part):
+    binary_data_size: int | None = None  # of an input
+    binary_data: bool | None = None  # of an output
+
+
+class _Input(_Part):
+    name: Literal["images"]
+    datatype: Literal["FP32", "UINT8"]
+    shape: Annotated[list[Annotated[int, Field(gt=0, lt=2**31)]], Field(min_length=4, max_length=4)]
+    data: list[Any] | None = None
+    parameters: _TensorParameters | None = None
+
+
+class _Output(_Part):
+    name: Literal["logits", "probabilities"]
+    parameters: _TensorParameters | None = None
+
+
+class _Request(_Part):
+    id: Annotated[str, Field(max_length=256)] | None = None
+    inputs: Annotated[list[_Input], Field(min_length=1, max_length=1)]
+    outputs: Annotated[list[_Output], Field(max_length=len(OUTPUTS))] | None = None
+    parameters: _Parameters | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class InferRequest:
-    """One request. `images`: float32 (n, 3, size, size), or uint8 (n, h, w, 3)."""
+    """One request. `images`: float32 (n, 3, size, size), or uint8 (n, h, w, 3). `outputs`: whether each is binary."""
 
     id: str | None
     images: NDArray[Any]
-    outputs: tuple[Output, ...]
+    outputs: Mapping[str, bool]
     stream: str | None
     adapt: bool
 
@@ -61,41 +91,38 @@ def model_metadata(name: str, *, size: int, output: tuple[int, ...]) -> dict[str
     }
 
 
-def read_request(body: bytes, header_length: str | None, *, size: int, settings: Settings) -> InferRequest:
-    """Parse a body: JSON, or JSON of a stated length followed by the tensors."""
+def read_request(body: bytes | bytearray, header_length: str | None, *, size: int, settings: Settings) -> InferRequest:
+    """Parse a body: JSON, or JSON of a stated length followed by the tensor."""
     text, tail = _split(body, header_length)
     try:
-        content = parse_json(text.decode("utf-8"), where="the request", error=BadRequestError)
-    except UnicodeDecodeError:
-        raise BadRequestError("the request is not UTF-8 JSON") from None
-    if not isinstance(content, dict):
-        raise BadRequestError("the request is not a JSON object; give one with 'inputs'")
-    parameters = _get(content, "parameters", dict, {})
-    stream = _get(parameters, "stream", str, "")
-    images, rest = _read_input(content.get("inputs"), tail, size=size, settings=settings)
-    if len(rest):
-        raise BadRequestError(f"{len(rest)} bytes are left after the tensors; state binary_data_size for each")
-    request_id = content.get("id")
-    if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= 256):
-        raise BadRequestError("the id is not a string of at most 256 characters")
+        request = _Request.model_validate(parse_json(text, where="the request", error=BadRequestError))
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        place = ".".join(map(str, wrong["loc"])) or "the request"
+        raise BadRequestError(f"{place} is {show(wrong['input'])}: {wrong['msg']}") from None
+    parameters = request.parameters or _Parameters()
+    outputs = dict.fromkeys(OUTPUTS if not request.outputs else (), bool(parameters.binary_data_output))
+    for output in request.outputs or []:
+        own = output.parameters.binary_data if output.parameters else None
+        outputs[output.name] = bool(parameters.binary_data_output if own is None else own)
     return InferRequest(
-        id=request_id,
-        images=images,
-        outputs=_read_outputs(content.get("outputs"), binary=_get(parameters, "binary_data_output", bool, False)),
-        stream=check_stream_name(stream) if stream else None,
-        adapt=_get(parameters, "adapt", bool, True),
+        id=request.id,
+        images=_read_images(request.inputs[0], tail, size=size, settings=settings),
+        outputs=outputs,
+        stream=check_stream_name(parameters.stream) if parameters.stream else None,
+        adapt=parameters.adapt is not False,
     )
 
 
 def write_response(
-    request: InferRequest, values: Mapping[str, Tensor], *, model: str, parameters: Mapping[str, Any]
+    request: InferRequest, prediction: RequestPrediction, *, model: str, parameters: Mapping[str, Any]
 ) -> tuple[bytes, int | None]:
-    """The body of an answer, and the length of its JSON part where tensors follow as bytes. `values`: on the CPU."""
+    """The body of an answer, and the length of its JSON part where tensors follow as bytes."""
     described, tensors = [], []
-    for output in request.outputs:
-        tensor = values[output.name].contiguous()
-        entry: dict[str, Any] = {"name": output.name, "datatype": "FP32", "shape": list(tensor.shape)}
-        if output.binary:
+    for name, binary in request.outputs.items():
+        tensor: Tensor = getattr(prediction, name).contiguous()
+        entry: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": list(tensor.shape)}
+        if binary:
             entry["parameters"] = {"binary_data_size": tensor.nbytes}
             tensors.append(tensor.numpy().tobytes())
         else:
@@ -108,7 +135,7 @@ def write_response(
     return b"".join([text, *tensors]), len(text) if tensors else None
 
 
-def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
+def _split(body: bytes | bytearray, header_length: str | None) -> tuple[bytes | bytearray, memoryview]:
     view = memoryview(body)
     if header_length is None:
         return body, view[:0]
@@ -120,99 +147,45 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
     return bytes(view[:length]), view[length:]
 
 
-def _read_input(inputs: Any, tail: memoryview, *, size: int, settings: Settings) -> tuple[NDArray[Any], memoryview]:
-    if not (isinstance(inputs, list) and len(inputs) == 1 and isinstance(inputs[0], dict)):
-        raise BadRequestError(f"'inputs' must be a list of one tensor, named '{INPUT}'")
-    tensor = inputs[0]
-    if tensor.get("name") != INPUT:
-        raise BadRequestError(f"the input {_shown(tensor.get('name'))} is unknown; its name is '{INPUT}'")
-    kind = tensor.get("datatype")
-    if not isinstance(kind, str) or kind not in _TYPES:
-        raise BadRequestError(f"the datatype of '{INPUT}' is {_shown(kind)}; give FP32 (NCHW) or UINT8 (NHWC)")
-    shape = _shape(tensor.get("shape"), kind, size=size, settings=settings)
-    count = math.prod(shape)
-    if count * _TYPES[kind].itemsize > settings.max_bytes:
-        raise RequestError(413, f"'{INPUT}' has {count} values; at most {settings.max_bytes} bytes are accepted")
-    given = _get(tensor, "parameters", dict, {}, where=f"'{INPUT}'").get("binary_data_size")
-    if given is None:
-        return _from_json(tensor.get("data"), kind, shape), tail
-    if "data" in tensor:
-        raise BadRequestError(f"'{INPUT}' has both data and binary_data_size; give one of them")
-    wanted = count * _TYPES[kind].itemsize
-    if type(given) is not int or given != wanted or given > len(tail):
-        raise BadRequestError(
-            f"'{INPUT}' of shape {shape} has {wanted} bytes; {_shown(given)} are stated, and {len(tail)} were sent"
-        )
-    return np.frombuffer(tail[:given], dtype=_TYPES[kind]).reshape(shape), tail[given:]
-
-
-def _shape(given: Any, kind: str, *, size: int, settings: Settings) -> list[int]:
+def _read_images(given: _Input, tail: memoryview, *, size: int, settings: Settings) -> NDArray[Any]:
+    kind, shape = given.datatype, given.shape
     wanted = f"[n, 3, {size}, {size}]" if kind == "FP32" else "[n, height, width, 3]"
-    if not (isinstance(given, list) and len(given) == 4 and all(type(n) is int and 0 < n < 2**31 for n in given)):
-        raise BadRequestError(f"the shape of '{INPUT}' is {_shown(given)}; give {wanted}")
-    fits = given[1:] == [3, size, size] if kind == "FP32" else given[3] == 3
-    if not fits:
-        raise BadRequestError(f"the shape of '{INPUT}' is {given}; give {wanted} for {kind}")
-    if given[0] > settings.max_images:
-        raise RequestError(413, f"the request has {given[0]} images; send at most {settings.max_images} at once")
-    return given
+    if shape[1:] != [3, size, size] if kind == "FP32" else shape[3] != 3:
+        raise BadRequestError(f"the shape of '{INPUT}' is {shape}; give {wanted} for {kind}")
+    if shape[0] > settings.max_images:
+        raise RequestError(413, f"the request has {shape[0]} images; send at most {settings.max_images} at once")
+    size_in_bytes = math.prod(shape) * _TYPES[kind].itemsize
+    if size_in_bytes > settings.max_bytes:
+        raise RequestError(413, f"'{INPUT}' has {size_in_bytes} bytes; at most {settings.max_bytes} are accepted")
+    stated = given.parameters.binary_data_size if given.parameters else None
+    if stated is not None and given.data is not None:
+        raise BadRequestError(f"'{INPUT}' has both data and binary_data_size; give one of them")
+    if (stated or 0) != len(tail) or stated not in (None, size_in_bytes):
+        raise BadRequestError(
+            f"'{INPUT}' of shape {shape} has {size_in_bytes} bytes; {stated} are stated, and {len(tail)} were sent"
+        )
+    if stated is None:
+        return _from_json(given.data, kind, shape)
+    return np.frombuffer(tail, dtype=_TYPES[kind]).reshape(shape)
 
 
-def _from_json(data: Any, kind: str, shape: list[int]) -> NDArray[Any]:
+def _from_json(data: list[Any] | None, kind: str, shape: list[int]) -> NDArray[Any]:
     """An array from a flat or nested list of numbers. Types are checked before NumPy, which takes strings too."""
-    if not isinstance(data, list):
+    if data is None:
         raise BadRequestError(f"'{INPUT}' has no data; give a list of numbers, or binary_data_size and bytes")
-    values = _flatten(data, shape) if data and isinstance(data[0], list) else data
-    if len(values) != math.prod(shape) or not {type(value) for value in values} <= {int, float}:
-        raise BadRequestError(f"the data of '{INPUT}' must be {math.prod(shape)} numbers, nested as {shape} or flat")
-    if kind == "UINT8" and not all(type(value) is int and 0 <= value <= 255 for value in values):
-        raise BadRequestError(f"the data of '{INPUT}' must be integers from 0 to 255, as UINT8 requires")
     try:
-        with np.errstate(over="ignore"):  # values that are too large become infinite, and are refused as such
-            return (
-                np.array(values, dtype=np.float64 if kind == "FP32" else np.uint8).astype(_TYPES[kind]).reshape(shape)
-            )
-    except OverflowError:  # an integer beyond float64
-        raise BadRequestError(f"the data of '{INPUT}' are beyond the range of FP32") from None
-
-
-def _flatten(nested: list[Any], shape: list[int]) -> list[Any]:
-    """The values of lists that are nested as `shape`; empty where they are not."""
-    rows = [nested]
-    for length in shape[:-1]:
-        if not all(type(row) is list and len(row) == length for row in rows):
-            return []
-        rows = list(chain.from_iterable(rows))
-    if not all(type(row) is list and len(row) == shape[-1] for row in rows):
-        return []
-    return list(chain.from_iterable(rows))
-
-
-def _read_outputs(given: Any, *, binary: bool) -> tuple[Output, ...]:
-    if given is None or given == []:
-        return tuple(Output(name, binary) for name in OUTPUTS)
-    if not isinstance(given, list) or len(given) > len(OUTPUTS) or not all(isinstance(o, dict) for o in given):
-        raise BadRequestError(f"'outputs' must be a list of {' and '.join(OUTPUTS)}, or be omitted")
-    chosen = []
-    for output in given:
-        name = output.get("name")
-        if name not in OUTPUTS:
-            raise BadRequestError(f"the output {_shown(name)} is unknown; ask for {' or '.join(OUTPUTS)}")
-        parameters = _get(output, "parameters", dict, {}, where=f"the output '{name}'")
-        chosen.append(Output(name, _get(parameters, "binary_data", bool, binary)))
-    return tuple(chosen)
-
-
-def _get(table: Mapping[str, Any], key: str, kind: type[T], default: T, *, where: str = "the request") -> T:
-    """The value of a key; missing or null: the default."""
-    value = table.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, kind):
-        raise BadRequestError(f"'{key}' of {where} is {_shown(value)}; give {_KINDS[kind]}")
-    return value
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+        for length in shape[1:] if data and isinstance(data[0], list) else []:
+            if any(type(row) is not list or len(row) != length for row in data):
+                raise TypeError
+            data = list(chain.from_iterable(data))
+        if len(data) != math.prod(shape) or not {type(value) for value in data} <= {int, float}:
+            raise TypeError
+        numbers = np.array(data, dtype=np.float64).reshape(shape)
+    except (TypeError, OverflowError):  # an integer may be beyond float64
+        raise BadRequestError(
+            f"the data of '{INPUT}' must be {math.prod(shape)} numbers, nested as {shape} or flat"
+        ) from None
+    if kind == "UINT8" and not np.isin(numbers, np.arange(256)).all():
+        raise BadRequestError(f"the data of '{INPUT}' must be integers from 0 to 255, as UINT8 requires")
+    with np.errstate(over="ignore"):  # values that are too large become infinite, and are refused as such
+        return numbers.astype(_TYPES[kind])

@@ -8,6 +8,7 @@ import json
 import logging
 import signal
 import socket
+import threading
 import time
 import traceback
 import warnings
@@ -23,6 +24,7 @@ from trust_tta.serve.app import Api, make_app
 from trust_tta.serve.settings import Settings
 
 SHUTDOWN_SECONDS = 30
+DECODE_SECONDS = 2.0  # of these, for requests that are being decoded
 MAX_HEADER = 1 << 16  # bytes; also of the trailers after a chunked body
 _encode = json.JSONEncoder(default=str).encode
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "color_message", "taskName"}
@@ -141,15 +143,11 @@ class Connection(H11Protocol):
 
 def run_server(server: Server, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT; then answer what was accepted, write snapshots, and return."""
-    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # uvicorn handles them, and raises them once more when it is done
     gc.collect()
     gc.freeze()  # what was loaded stays: to look through it for garbage would stop all threads for 0.2 s each time
-    try:
-        server.run(sockets=[listener])
-    finally:
-        gc.unfreeze()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    server.run(sockets=[listener])
 
 
 class Server(uvicorn.Server):
@@ -170,8 +168,6 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """Stop as on SIGTERM; may be called from any thread."""
         self.should_exit = True
-        self._decoder.stop_soon()
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Ignore the signal, which uvicorn raises once more when it is done."""
+        timer = threading.Timer(DECODE_SECONDS, self._decoder.kill)
+        timer.daemon = True
+        timer.start()

@@ -109,9 +109,6 @@ class Service:
     def ready(self) -> bool:
         return self.engine.alive and self.event_log.in_place()
 
-    def start(self) -> None:
-        self.engine.start()
-
     def stop(self) -> None:
         """Answer what is queued, write a last snapshot of every stream, and close the event log."""
         self.engine.drain()
@@ -133,14 +130,13 @@ class Service:
         except sqlite3.Error as error:
             log.error("feedback cannot be stored", extra={"reason": str(error)})
             raise RequestError(503, "the feedback cannot be stored; try again", retry_after=5) from None
-        for feedback in found:
-            if feedback is not None:
-                if feedback.previous is None:
-                    self.metrics.feedback.labels(str(feedback.correct).lower()).inc()
-                self.dashboard.add_feedback(feedback)
-        if told := [feedback for feedback in found if feedback and feedback.previous is None and feedback.compared]:
-            with suppress(RequestError):  # the service is stopping; the labels are stored
-                self._tell_guards(told)
+        stored = [feedback for feedback in found if feedback]
+        new = [feedback for feedback in stored if feedback.previous is None]
+        for feedback in new:
+            self.metrics.feedback.labels(str(feedback.correct).lower()).inc()
+        self.dashboard.add_feedback(stored)
+        with suppress(RequestError):  # the service is stopping; the labels are stored
+            self._tell_guards([feedback for feedback in new if feedback.compared])
         return found
 
     @between_batches
@@ -165,14 +161,6 @@ class Service:
         """Pause, resume, roll back or reset a stream."""
         stream = self._open(name)
         return {"stream": name, "action": self._change(name, stream, getattr(stream, action)).action}
-
-    @between_batches
-    def fork(self, name: str, new: str) -> dict[str, Any]:
-        """Create the stream `new`, which continues from this one."""
-        self._open(name)
-        self.streams.fork(name, new)
-        stream = self.streams.open(new)
-        return {"stream": new, "batches": stream.batches, "images": stream.images}
 
     @between_batches
     def remove(self, name: str) -> None:
@@ -203,7 +191,7 @@ class Service:
             return folder.file(folder.numbers()[-1]).read_bytes()
 
     @between_batches
-    def write_state(self, name: str, content: bytes) -> dict[str, Any]:
+    def write_state(self, name: str, content: bytes | bytearray) -> dict[str, Any]:
         """Let a stream, which may be new, continue from a snapshot: a safetensors file."""
         new = name not in self.streams
         with NamedTemporaryFile(suffix=".safetensors") as file:
@@ -277,18 +265,18 @@ class Service:
         log.info("event", extra={"stream": stream, "kind": event.kind, "action": event.action, "reason": event.reason})
 
     def _on_batch(self, batch: BatchResult) -> None:
-        result = batch.result
-        compared = None if result.compared is None else iter(result.compared.tolist())
-        rows = []
-        for prediction in batch.predictions:
-            if prediction.output.ndim == 2:
-                for name, best in zip(prediction.ids, prediction.output.argmax(1).tolist(), strict=True):
-                    adapted, source = next(compared) if compared else (-1, -1)
-                    rows.append(StoredPrediction(name, best, (result.batch, adapted, source) if source >= 0 else None))
-        try:
-            self.event_log.add_predictions(batch.name, rows)
-        except sqlite3.Error as error:
-            self._report_write_error("predictions", error)
+        if batch.output.ndim == 2:  # not segmentation
+            compared = torch.full((len(batch.ids), 2), -1) if batch.result.compared is None else batch.result.compared
+            rows = [
+                StoredPrediction(name, best, (batch.result.batch, adapted, source) if source >= 0 else None)
+                for name, best, (adapted, source) in zip(
+                    batch.ids, batch.output.argmax(1).tolist(), compared.tolist(), strict=True
+                )
+            ]
+            try:
+                self.event_log.add_predictions(batch.name, rows)
+            except sqlite3.Error as error:
+                self._report_write_error("predictions", error)
         self.metrics.images.labels(str(batch.result.adapted).lower()).inc(len(batch.images))
         self.metrics.batches.inc()
         self.metrics.batch_seconds.observe(batch.seconds)
@@ -304,7 +292,7 @@ class Service:
             return self.event_log.label_counts(stream)
         except sqlite3.Error as error:
             log.error("labels cannot be counted", extra={"stream": stream, "reason": str(error)})
-            return LabelCounts(0, 0, {})
+            return LabelCounts()
 
     def _gauges(self) -> Iterator[Metric]:
         loaded, total, summaries = self.streams.loaded, len(self.streams.names), self.dashboard.summaries()

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from trust_tta.errors import StateError
 from trust_tta.live.guard import Event, Guard
 from trust_tta.live.stream import REFERENCE_FILE, Stream
 from trust_tta.methods.base import Method
@@ -22,7 +21,7 @@ DISK_RETRY_SECONDS = 30
 
 
 class StreamCache:
-    """Opens, closes, forks and removes streams. Only the engine's thread does this; `names` may be read by any."""
+    """Opens, closes and removes streams. Only the engine's thread does this; `names` may be read by any."""
 
     def __init__(
         self,
@@ -52,17 +51,13 @@ class StreamCache:
     def __contains__(self, name: str) -> bool:
         return name in self._loaded or (self.folder / name).is_dir()
 
-    def check_room(self, name: str) -> None:
-        """Refuse a new stream where there are too many."""
-        if name not in self and (count := len(self.names)) >= self.max_streams:
-            raise RequestError(429, f"there are {count} streams, and no more are accepted; use one of them")
-
     def open(self, name: str) -> Stream:
         """The stream, created or read from its folder where needed; the least recently used one is moved to disk."""
         if name in self._loaded:
             self._loaded.move_to_end(name)
             return self._loaded[name]
-        self.check_room(name)
+        if name not in self and (count := len(self.names)) >= self.max_streams:
+            raise RequestError(429, f"there are {count} streams, and no more are accepted; use one of them")
         while len(self._loaded) >= self.max_loaded:
             self.store(next(iter(self._loaded)))
         folder, method = self.folder / name, self.method.fork()
@@ -88,21 +83,6 @@ class StreamCache:
             reason = f"the stream '{name}' cannot be written, so it stays in memory and no other can be loaded"
             raise RequestError(503, f"{reason}; free or repair the disk", retry_after=DISK_RETRY_SECONDS)
         del self._loaded[name]
-
-    def fork(self, name: str, new: str) -> None:
-        """Create a new stream that continues from this one."""
-        if new in self:
-            raise RequestError(409, f"a stream '{new}' already exists; choose another name, or remove it first")
-        self.check_room(new)
-        try:
-            # Closed, to be opened again with its own name in its events.
-            written = self.open(name).fork(snapshots=self.folder / new).close()
-        except (StateError, OSError):
-            written = False
-        if not written:
-            shutil.rmtree(self.folder / new, ignore_errors=True)
-            reason = f"the stream '{new}' cannot be written; free or repair the disk"
-            raise RequestError(503, reason, retry_after=DISK_RETRY_SECONDS)
 
     def remove(self, name: str) -> None:
         """Remove a stream and all its snapshots."""
