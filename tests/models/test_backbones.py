@@ -425,6 +425,15 @@ def test_onnx_of_any_size_agrees_and_has_no_custom_operators(name: str, tmp_path
     assert {imported.domain for imported in onnx.load(tmp_path / "model.onnx").opset_import} <= {"", "ai.onnx"}
 
 
+@pytest.mark.slow
+def test_onnx_of_any_size_has_as_many_windows_as_the_image_needs(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model = tiny("mambavision_tiny", windows=(8, 8, 7, 4)).float()  # at 97 pixels a single window in each direction
+    model.preprocessing = Preprocessing(size=128, resize=None, crop=False)
+    exported = export_network(model, "onnx", tmp_path / "model.onnx", size="any")
+    assert exported.agreement.largest_error < 1e-4 * exported.agreement.largest_logit
+
+
 def test_vssd_refuses_images_that_are_no_multiple_of_32() -> None:
     with pytest.raises(ShapeError, match="images are 50x70; VSSD takes .* multiples of 32: resize them to 64x64"):
         tiny("vssd_micro")(torch.zeros(1, 3, 50, 70, dtype=torch.float64))

@@ -104,13 +104,20 @@ def _shares(cells: int, length: int, like: Tensor) -> Tensor:
 
 def trace(network: PixelInputNetwork, given: InputSpec) -> torch.export.ExportedProgram:
     """The network as PyTorch's graph, for any number of images."""
-    sides = (given.size, given.size) if given.size else (96, 128)
+    sides = (given.size, given.size) if given.size else _traced_sides(network.network)
     images = given.from_images(np.zeros((2, *sides, 3), dtype=np.uint8))
     free: dict[int, Any] = {0: torch.export.Dim("n", min=1, max=MOST_IMAGES)}
     if given.size is None:
         free |= {axis + (given.pixels == "float"): torch.export.Dim.AUTO for axis in (1, 2)}
     with quiet(), torch.no_grad():
         return torch.export.export(network, (images,), dynamic_shapes=(free,))
+
+
+def _traced_sides(network: nn.Module) -> tuple[int, int]:
+    """Height and width of traced images: a map of one window alone would make the number of windows a constant."""
+    windows = getattr(getattr(network, "config", None), "windows", ())
+    largest = max((window << (i + 2) for i, window in enumerate(windows)), default=0)  # pixels; strides are 4, 8, ...
+    return max(96, largest + 32), max(128, 3 * largest // 2)
 
 
 def require_any_size(network: nn.Module) -> None:
