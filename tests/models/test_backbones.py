@@ -42,7 +42,7 @@ from trust_tta.models.mambavision import MambaVision
 from trust_tta.models.msvmamba import MSVMamba
 from trust_tta.models.spatialmamba import SpatialMamba
 from trust_tta.models.vssd import VSSD
-from trust_tta.models.weights import load_state
+from trust_tta.models.weights import encode_weights, load_state
 from trust_tta.orders import PAPER_ORDERS
 from trust_tta.preprocessing import Preprocessing
 
@@ -379,6 +379,13 @@ def test_a_file_of_another_variant_or_family_is_refused_with_the_right_name(tmp_
         tt.create_model(checkpoint=tmp_path / "more.safetensors")
     with pytest.raises(CheckpointError, match="1 unknown to the network: extra.weight"):
         tt.create_model("mambavision_tiny", checkpoint=tmp_path / "more.safetensors")
+
+
+def test_a_file_that_states_another_family_is_refused_with_the_right_name(tmp_path: Path) -> None:
+    model = tiny("mambavision_tiny").float()
+    (tmp_path / "a.safetensors").write_bytes(encode_weights(model.state_dict(), describe(model).to_metadata()))
+    with pytest.raises(CheckpointError, match="holds the weights of 'mambavision_tiny', not of 'vssd_micro'"):
+        tt.create_model("vssd_micro", checkpoint=tmp_path / "a.safetensors")
 
 
 def test_a_noncommercial_license_is_reported_once_and_written_into_files(tmp_path: Path, mambavision: Any) -> None:

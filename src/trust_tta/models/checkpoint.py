@@ -100,6 +100,12 @@ class Checkpoint(ModelInfo):
         else:
             stated = ModelInfo.from_metadata(weights.metadata, file)
         variant = variant or _find_variant(stated, weights.state, file, published)
+        other = VARIANTS.get(stated.variant or "")
+        if other is not None and variant in VARIANTS and type(VARIANTS[variant]) is not type(other):
+            right = stated.variant
+            raise CheckpointError(
+                f"'{file}' holds the weights of '{right}', not of '{variant}'; give the name '{right}'"
+            )
         own_fields = {**stated.fields, **fields}
         stated_count = own_fields.pop("num_classes", None)
         given = stated_count if num_classes is None else num_classes
