@@ -257,6 +257,7 @@ weights | two cores of a server CPU, busy |
 --requests 10000 --streams 200 --malformed 2000` | the same |
 | `export.json` | `python -m benchmarks.export --rounds 12` | \
 two cores of a server CPU (the record has the load) |
+| `networks.json`, [networks](../guides/networks.md#measured) | `python -m benchmarks.networks_page` | the same |
 | `cluster_kills.json`, `cluster_speed.json` | `python -m benchmarks.cluster_kills`, \
 `python -m benchmarks.cluster_speed` \
 | two cores of a server CPU |

@@ -39,7 +39,7 @@ def accuracies(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"^(\w+) +(?:\w+ +)?([\d.]+)%$", text, re.MULTILINE)}
 
 
-def test_a_loop_of_your_own() -> None:
+def test_plain_loop() -> None:
     found = accuracies(run("plain_loop.py"))
     assert found.keys() == {"source", "tide"}
     assert found["tide"] > found["source"]

@@ -11,25 +11,25 @@ README = ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 
 
-def test_it_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len(TEXT.splitlines()) < 150
 
 
-def test_it_has_python_and_commands() -> None:
+def test_readme_has_python_and_commands() -> None:
     (python,) = blocks(README, PYTHON)
     assert len(python.code.strip().splitlines()) <= 12
     assert not python.marker
     assert [command for block in blocks(README, *SHELLS) for command in block.commands]
 
 
-def test_it_names_every_command_and_no_other() -> None:
+def test_readme_lists_every_command() -> None:
     assert re.findall(r"^\| `trust-tta (\w+)` \|", TEXT, re.MULTILINE) == list(COMMANDS)
 
 
-def test_it_has_one_place_for_the_results() -> None:
+def test_readme_has_one_results_block() -> None:
     assert re.search(r"^<!-- results -->\n(.*\n)*<!-- /results -->$", TEXT, re.MULTILINE)
     assert TEXT.count("<!-- results -->") == TEXT.count("<!-- /results -->") == 1
 
 
-def test_it_shows_the_report() -> None:
+def test_readme_shows_the_report() -> None:
     assert "](docs/assets/report.png)" in TEXT

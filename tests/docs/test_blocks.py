@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_block_is_of_a_kind_that_is_checked(page: Path) -> None:
+def test_every_block_has_a_checked_language(page: Path) -> None:
     for block in blocks(page):
         assert block.language in (PYTHON, *SHELLS, *OTHERS), f"{block}: say what it is (text, if nothing else)"
         if block.marker == "run":
@@ -93,7 +93,7 @@ def exit_code(argv: list[str]) -> object:
 
 
 @pytest.mark.parametrize("page", WITH_SHELLS, ids=name)
-def test_other_programs_find_what_they_are_given(page: Path) -> None:
+def test_files_named_in_shell_blocks_exist(page: Path) -> None:
     """Targets of make, extras of pip and scripts of Python exist; curl asks our service; nothing else is called."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
@@ -139,7 +139,7 @@ def test_toml_parses(block: Block) -> None:
     assert tomllib.loads(block.code)
 
 
-def test_the_configurations_of_the_protocol_are_some(tmp_path: Path) -> None:
+def test_protocol_page_has_configurations(tmp_path: Path) -> None:
     from trust_tta.bench.parsing import read_parts
 
     whole, parted, _ = blocks(DOCS / "reference" / "protocol.md", "toml")  # the last is of things from outside

@@ -33,10 +33,10 @@ def test_every_flag_is_in_the_table_of_its_command() -> None:
 VMAMBAS = {known for known in PRETRAINED.values() if "_vmamba" in f"_{known.variant}"}
 
 
-def test_known_vmamba_checkpoints() -> None:
+def test_the_page_of_checkpoints_lists_those_of_vmamba() -> None:
     rows = table_rows(sections(DOCS / "guides" / "checkpoints.md")["A published VMamba"])
-    written = {row[0].strip("`"): (row[1].strip("`"), float(row[2].split()[0])) for row in rows}
-    assert written == {known.name: (known.variant, known.accuracy) for known in VMAMBAS}
+    written = {row[0].strip("`"): (float(row[1].split()[0]), row[2]) for row in rows}
+    assert written == {known.name: (known.accuracy, known.license) for known in VMAMBAS}
 
 
 def test_the_page_of_the_networks_lists_their_checkpoints() -> None:
@@ -46,13 +46,13 @@ def test_the_page_of_the_networks_lists_their_checkpoints() -> None:
     assert written == {known.name: (known.accuracy, known.license or "not stated") for known in others}
 
 
-def test_what_a_network_must_have_is_said_of_every_method() -> None:
+def test_requirements_on_networks_cover_every_method() -> None:
     rows = table_rows(sections(DOCS / "guides" / "checkpoints.md")["Your own network"])
     named = re.findall(r"`(\w+)`", " ".join(row[0] for row in rows))
     assert set(named) == set(list_methods()) - {"trust_naive", "ensemble", "repetition", "augmentation"}
 
 
-def test_settings_and_their_other_names() -> None:
+def test_settings_and_aliases() -> None:
     rows = table_rows(sections(DOCS / "reference" / "protocol.md")["Settings"])
     assert [row[0].strip("`") for row in rows] == list(SETTINGS)
     for row in rows:
@@ -60,7 +60,7 @@ def test_settings_and_their_other_names() -> None:
             assert parse_setting(alias) == parse_setting(row[0].strip("`"))
 
 
-def test_layouts() -> None:
+def test_layouts_of_the_page_are_those_of_the_registry() -> None:
     rows = table_rows(sections(DOCS / "guides" / "adding_a_dataset.md")["5. A data set of the package"])
     assert {row[0].strip("`") for row in rows} == {spec.layout for spec in DATASETS}
 
@@ -71,7 +71,7 @@ def test_data_sets_that_the_pages_use_exist(name: str) -> None:
     assert DataConfig(dataset=name, images=file, labels=file).corrupts or name in {spec.name for spec in DATASETS}
 
 
-def test_the_documents_import_public_names_alone() -> None:
+def test_documents_import_public_names_only() -> None:
     """A page imports from the package, from a room or from a leaf, never from a file inside a room."""
     for page in PAGES:
         inner = re.findall(r"^from trust_tta\.\w+\.[\w.]+ import .+", page.read_text(encoding="utf-8"), re.MULTILINE)

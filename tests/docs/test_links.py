@@ -13,7 +13,7 @@ _LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]*)\)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     for target in _LINK.findall(page.read_text(encoding="utf-8")):
         file, _, anchor = target.partition("#")
         goal = (page.parent / file).resolve() if file else page

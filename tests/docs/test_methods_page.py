@@ -28,7 +28,7 @@ def test_every_method_has_its_section(name: str) -> None:
     assert name in ("source", "repetition") or "$$" in text
 
 
-def test_no_section_is_left_over_from_a_method_that_is_gone() -> None:
+def test_every_section_belongs_to_a_method() -> None:
     lower = {name for name in SECTIONS if re.fullmatch(r"[a-z0-9_]+", name)}
     assert lower == set(list_methods())
 
@@ -63,7 +63,7 @@ def test_every_method_has_its_cost() -> None:
 
 
 @pytest.mark.parametrize("name", list_methods())
-def test_a_batch_costs_what_is_written(name: str) -> None:
+def test_costs_of_a_batch_are_as_documented(name: str) -> None:
     options: dict[str, Any] = dict(OPEN.get(name, {}))
     if name in LEARNERS:
         options["steps"] = S
@@ -88,7 +88,7 @@ def evaluate(text: str) -> int:
     return int(eval(text, {"S": S, "K": K, "P": P}))
 
 
-def test_the_parallel_mode_costs_what_is_written() -> None:
+def test_costs_of_the_parallel_mode_are_as_documented() -> None:
     """One forward and one backward pass for all orders together when split, and the prediction."""
     method = make("trust", vmamba(), k=K, mode="split")
     run(method, batches(1))

@@ -125,7 +125,7 @@ def show(browser: Browser, folder: Path, pixels: NDArray[np.uint8]) -> str:
     return browser.wait_for("label")
 
 
-def test_a_picture_is_classified(tmp_path: Path) -> None:
+def test_browser_classifies_a_picture(tmp_path: Path) -> None:
     images, labels = load_sample()
     with opened(tmp_path, "vmamba_nano_cifar10") as browser:
         assert browser.text("#network") == "network.onnx: 10 classes"
@@ -133,7 +133,7 @@ def test_a_picture_is_classified(tmp_path: Path) -> None:
         assert browser.text("#result li").startswith("ship")
 
 
-def test_mambavision_gives_the_class_that_pytorch_gives(tmp_path: Path) -> None:
+def test_mambavision_in_the_browser_agrees_with_pytorch(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model: Any = tt.create_model("mambavision_tiny").eval()  # 32 M parameters, random ones
     images, _ = load_sample()

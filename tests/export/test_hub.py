@@ -42,7 +42,7 @@ def images(seed: int = 0) -> Tensor:
         ("groupmamba_tiny", {"dims": (16, 32), "depths": (1, 1), "mlp_ratios": (2, 2), "stem_dim": 8}),
     ],
 )
-def test_a_network_comes_back_as_it_was(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
+def test_saved_network_is_restored(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
     model = small(name, **fields)
     model.classes = ("a", "b", "c", "d", "e")
     save_pretrained(model, tmp_path / "net", license="apache-2.0")
@@ -68,7 +68,7 @@ def test_a_network_comes_back_as_it_was(name: str, fields: dict[str, Any], tmp_p
         ("neo", {}),
     ],
 )
-def test_an_adapted_state_goes_on_bit_for_bit(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_saved_method_continues_bit_for_bit(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     before = small()
     method: Any = tt.create_method(name, small(), **options)
     method(images(1))
@@ -90,7 +90,7 @@ def test_the_network_of_a_state_predicts_as_the_method_does(tmp_path: Path) -> N
         torch.testing.assert_close(alone(images(2)).log_softmax(1), method.evaluate(images(2)))
 
 
-def test_the_card_says_what_it_was_adapted_to(tmp_path: Path) -> None:
+def test_card_states_the_target(tmp_path: Path) -> None:
     method = tt.create_method("tent", small(), lr=1e-2)
     method(images())
     save_pretrained(method, tmp_path, adapted_to="CIFAR-10-C, fog")
@@ -104,7 +104,7 @@ def test_the_card_says_what_it_was_adapted_to(tmp_path: Path) -> None:
     assert "test-time-adaptation" in data.tags
 
 
-def test_what_cannot_be_saved_or_loaded_is_one_line(tmp_path: Path) -> None:
+def test_invalid_folders_and_methods_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="adapted_to is missing"):
         save_pretrained(tt.create_method("tent", small()), tmp_path)
     with pytest.raises(ConfigError, match="adapted_to goes with a method"):
@@ -236,7 +236,7 @@ def run_with(hub: Hub, code: str, folder: Path) -> subprocess.CompletedProcess[s
     )
 
 
-def test_a_push_and_a_download_go_through_the_hubs_interface(hub: Hub, tmp_path: Path) -> None:
+def test_push_and_download_use_the_hub_interface(hub: Hub, tmp_path: Path) -> None:
     done = run_with(hub, PUSH, tmp_path)
     assert done.returncode == 0, f"{done.stderr}\n{hub.asked}"
     assert done.stdout.strip() == f"{hub.address}/me/net/commit/{'a' * 40}"
@@ -244,7 +244,7 @@ def test_a_push_and_a_download_go_through_the_hubs_interface(hub: Hub, tmp_path:
     assert b"adapted to noise" in hub.files["README.md"]
 
 
-def test_what_the_hub_refuses_is_one_line(hub: Hub, tmp_path: Path) -> None:
+def test_errors_of_the_hub_are_one_line(hub: Hub, tmp_path: Path) -> None:
     code = (
         "import trust_tta as tt\nfrom trust_tta.models import Checkpoint\n"
         "try: Checkpoint.open('hf:me/nothing')\nexcept tt.TrustError as e: print(e)"
@@ -255,7 +255,7 @@ def test_what_the_hub_refuses_is_one_line(hub: Hub, tmp_path: Path) -> None:
     assert done.stdout.count("\n") == 1
 
 
-def test_without_the_library_a_folder_still_loads(tmp_path: Path) -> None:
+def test_folder_loads_without_huggingface_hub(tmp_path: Path) -> None:
     save_pretrained(small(), tmp_path)
     code = (
         "import sys; sys.modules['huggingface_hub'] = None\n"

@@ -40,7 +40,7 @@ def run(file: Path, images: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(session.run(["logits"], {"images": images})[0])
 
 
-def test_it_predicts_as_the_adapted_method_does(exported: tuple[Exported, Any]) -> None:
+def test_file_predicts_as_the_adapted_method(exported: tuple[Exported, Any]) -> None:
     file, method = exported
     pictures = np.random.default_rng(1).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
     expected = method.evaluate(method.model.preprocessing(pictures))
@@ -49,7 +49,7 @@ def test_it_predicts_as_the_adapted_method_does(exported: tuple[Exported, Any]) 
     assert not torch.allclose(source, expected, atol=1e-3)
 
 
-def test_it_says_what_it_is(exported: tuple[Exported, Any]) -> None:
+def test_metadata_describe_network_and_input(exported: tuple[Exported, Any]) -> None:
     model = onnx.load(exported[0].path)
     about = {entry.key: entry.value for entry in model.metadata_props}
     assert json.loads(about["classes"]) == list("abcde")
@@ -59,7 +59,7 @@ def test_it_says_what_it_is(exported: tuple[Exported, Any]) -> None:
     assert json.loads(about["adapted_on"])["updates"] == 1
 
 
-def test_int8_is_smaller_and_nearly_the_same(exported: tuple[Exported, Any], tmp_path: Path) -> None:
+def test_int8_file_is_smaller_and_nearly_equal(exported: tuple[Exported, Any], tmp_path: Path) -> None:
     small = tmp_path / "int8.onnx"
     small.write_bytes(exported[0].path.read_bytes())
     quantize(small)
@@ -70,7 +70,7 @@ def test_int8_is_smaller_and_nearly_the_same(exported: tuple[Exported, Any], tmp
     assert small.stat().st_size != exported[0].path.stat().st_size
 
 
-def test_it_needs_no_operators_but_those_of_onnx(exported: tuple[Exported, Any]) -> None:
+def test_file_has_standard_operators_only(exported: tuple[Exported, Any]) -> None:
     model = onnx.load(exported[0].path)
     onnx.checker.check_model(model, full_check=True)
     assert {node.domain for node in model.graph.node} == {""}
@@ -81,7 +81,7 @@ def test_it_needs_no_operators_but_those_of_onnx(exported: tuple[Exported, Any])
 @pytest.mark.parametrize(
     "family", ["vim", *(pytest.param(name, marks=pytest.mark.slow) for name in SMALL if name not in ("vim", "vmamba"))]
 )
-def test_every_family(family: str, tmp_path: Path) -> None:
+def test_every_family_is_exported(family: str, tmp_path: Path) -> None:
     """`export_network` itself compares: what it returns was run."""
     exported = export_network(small(family), "onnx", tmp_path / "a.onnx")
     assert exported.agreement.largest_error < 1e-5
@@ -150,7 +150,7 @@ def test_int8_of_the_shipped_network_loses_less_than_a_point(
     assert float(found[2]) > float(found[1]) - 1
 
 
-def test_too_much_error_is_refused() -> None:
+def test_large_error_is_refused() -> None:
     """Also where all logits are small."""
     with pytest.raises(TrustError, match="differs from the network by 0.001"):
         Agreement(16, 1e-3, 0.02, 16).require(Path("a.onnx"), tolerance=1e-3)

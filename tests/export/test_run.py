@@ -52,7 +52,7 @@ def test_a_folder_of_snapshots_gives_its_newest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("statistics", ["source", "stream"])
-def test_a_method_goes_on_as_if_it_had_not_been_exported(statistics: Any, tmp_path: Path) -> None:
+def test_export_leaves_the_method_unchanged(statistics: Any, tmp_path: Path) -> None:
     network = small("vmamba")
     source = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     method = tt.create_method("tent", network, lr=1e-2, statistics=statistics)
@@ -67,7 +67,7 @@ def test_a_method_goes_on_as_if_it_had_not_been_exported(statistics: Any, tmp_pa
     assert all(torch.equal(source[name], tensor) for name, tensor in method.detach().state_dict().items())
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_invalid_requests_are_refused(tmp_path: Path) -> None:
     state = adapted().state_dict()
     torch.save(state, tmp_path / "state.pt")
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -93,7 +93,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         export_network(tmp_path / "h.pt", "safetensors", checkpoint=NANO)
 
 
-def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "a.safetensors"
     assert main(["export", NANO, "--to", "safetensors", "--out", str(out)]) == 0
     assert re.search(
@@ -104,7 +104,7 @@ def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_network_of_your_own(tmp_path: Path) -> None:
+def test_network_object_becomes_a_program_of_aten_operators(tmp_path: Path) -> None:
     network = small("vmamba")
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     exported = export_network(network, "pt2", tmp_path / "a.pt2")
@@ -118,7 +118,7 @@ def test_a_network_of_your_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_library(tmp_path: Path) -> None:
+def test_compiled_library_runs_and_has_metadata(tmp_path: Path) -> None:
     """Made by a C++ compiler, run by PyTorch's runtime; it says what it is."""
     exported = export_network(small("vmamba"), "aoti", tmp_path / "a.pt2")
     assert exported.agreement.largest_error < 1e-5
