@@ -78,7 +78,7 @@ class Preprocessing(Schema):
         import torch
 
         if isinstance(images, torch.Tensor):
-            _check_segmentation(images.shape, str(images.dtype).removeprefix("torch."))
+            _check_pixels(images.shape, str(images.dtype).removeprefix("torch."))
             batch = images if images.dim() == 4 else images[None]
             if self.fits(tuple(batch.shape[1:3])):
                 return self.normalize(batch)
@@ -93,7 +93,7 @@ class Preprocessing(Schema):
         import numpy as np
 
         if isinstance(images, np.ndarray):
-            _check_segmentation(images.shape, str(images.dtype))
+            _check_pixels(images.shape, str(images.dtype))
             images = images if images.ndim == 4 else images[None]
             if self.fits(images.shape[1:3]):
                 return images
@@ -289,11 +289,11 @@ def _pixels(image: Any) -> Pixels:
         image = image.detach().cpu().numpy()
     if not isinstance(image, np.ndarray):
         raise ShapeError(f"an image is a {type(image).__name__}; give PIL images or uint8 pixels (h, w, 3)")
-    _check_segmentation(image.shape, str(image.dtype), dimensions=(3,))
+    _check_pixels(image.shape, str(image.dtype), dimensions=(3,))
     return image
 
 
-def _check_segmentation(shape: Sequence[int], dtype: str, *, dimensions: tuple[int, ...] = (3, 4)) -> None:
+def _check_pixels(shape: Sequence[int], dtype: str, *, dimensions: tuple[int, ...] = (3, 4)) -> None:
     if dtype == "uint8" and len(shape) in dimensions and shape[-1] == 3 and 0 not in shape[-3:]:
         return
     hint = "give uint8 pixels (h, w, 3) or (n, h, w, 3)"

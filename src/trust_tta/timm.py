@@ -102,7 +102,15 @@ class TimmNetwork(ScanNetwork):
         stages = range(len(self.feature_info))
         chosen = stages[-indices:] if isinstance(indices, int) else [stages[i] for i in indices or stages]
         found: dict[int, Tensor] = {}
-        handles = [self._last_of(i).register_forward_hook(self._keep(found, i)) for i in chosen]
+        handles = []
+        for stage in chosen:
+            module = self.get_submodule(self.feature_info[stage]["module"])
+            last = module[-1] if isinstance(module, nn.ModuleList) else module
+
+            def keep(module: nn.Module, arguments: tuple[Any, ...], given: Tensor, stage: int = stage) -> None:
+                found[stage] = self.as_map(arguments, given)
+
+            handles.append(last.register_forward_hook(keep))
         try:
             features = self.forward_features(x)
         finally:
@@ -115,18 +123,8 @@ class TimmNetwork(ScanNetwork):
     def normalize_map(self, x: Tensor) -> Tensor:
         return x
 
-    def _last_of(self, stage: int) -> nn.Module:
-        module = self.get_submodule(self.feature_info[stage]["module"])
-        return module[-1] if isinstance(module, nn.ModuleList) else module
-
-    def _keep(self, found: dict[int, Tensor], stage: int) -> Callable[..., None]:
-        def keep(module: nn.Module, arguments: tuple[Any, ...], given: Tensor) -> None:
-            found[stage] = self.as_map(arguments, given)
-
-        return keep
-
     def get_classifier(self) -> Any:
-        heads = self.classifier_layers()
+        heads = [self.get_submodule(path) for path in self._classifier_paths()]
         return heads[0] if len(heads) == 1 else tuple(heads)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
@@ -142,9 +140,6 @@ class TimmNetwork(ScanNetwork):
         self.num_classes, self.classes = num_classes, None
         if num_classes:
             self.config = self.config.changed(num_classes=num_classes)
-
-    def classifier_layers(self) -> list[nn.Module]:
-        return [self.get_submodule(path) for path in self._classifier_paths()]
 
     def classifier_names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.named_parameters() if name.rpartition(".")[0] in self._classifier_paths())

@@ -33,17 +33,17 @@ def images(count: int = 4, *, size: int = 32, seed: int = 1, device: str = "cpu"
 
 
 def assert_close(found: Tensor, wanted: Tensor) -> None:
-    """Bit for bit on a CPU; on a GPU, libraries may choose other kernels for a recording."""
+    """Bit for bit on a CPU; on a GPU, libraries may choose other kernels for a graph."""
     rtol, atol = (1e-4, 1e-5) if wanted.is_cuda else (0.0, 0.0)
     torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol)
 
 
 def assert_same(fast: Fast, model: VMamba, device: str, **settings: int) -> None:
-    """Over several batches of one shape, so that the last ones are replayed where passes are recorded."""
+    """Over several batches of one shape, so that the last ones are replayed where graphs are captured."""
     for seed in range(4):
         batch = images(seed=seed, device=device, **settings)
         with torch.no_grad():
-            plain = model(batch, directions=model.scan_directions(None, len(batch)))  # never a recording
+            plain = model(batch, directions=model.scan_directions(None, len(batch)))  # never replayed
             assert_close(fast(batch), plain)
             assert_close(model(batch), plain)
 
@@ -150,35 +150,35 @@ def test_a_method_over_the_same_network_is_seen(device: str) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_must_be_recorded_anew(change: Callable[[VMamba], None]) -> None:
-    """The judgment alone, which needs no GPU: values in place need no new recording, all else does, or forbids it."""
+def test_changes_that_need_another_capture(change: Callable[[VMamba], None]) -> None:
+    """The decision alone, which needs no GPU: values in place need no new capture, all else does, or forbids it."""
     model = make()
     fast = tt.fast(model)
-    assert fast._can_be_recorded()
+    assert fast._can_be_captured()
     before = list(fast._shape)
-    assert fast._can_be_recorded()
+    assert fast._can_be_captured()
     assert fast._shape == before
     change(model)
-    allowed = fast._can_be_recorded()
+    allowed = fast._can_be_captured()
     assert allowed == (change is not _add_hook)
     if allowed:
         assert (fast._shape == before) == (change in (_update, _load, _move_statistics))
 
 
 @pytest.mark.gpu
-def test_passes_are_replayed_and_old_recordings_forgotten() -> None:
+def test_forwards_are_replayed_and_old_graphs_freed() -> None:
     model = make("cuda")
     fast = tt.fast(model)
     assert_same(fast, model, "cuda")
-    assert fast._recorder is not None
-    assert len(fast._recorder.graphs) == 1
-    first = fast._recorder
+    assert fast._graphed is not None
+    assert len(fast._graphed.graphs) == 1
+    first = fast._graphed
     _update(model)
     fast(images(device="cuda"))
-    assert fast._recorder is first  # values alone have changed
+    assert fast._graphed is first  # values alone have changed
     _replace_parameter(model)
     fast(images(device="cuda"))
-    assert fast._recorder is not first
+    assert fast._graphed is not first
 
 
 @pytest.mark.gpu
@@ -190,9 +190,9 @@ def test_plain_predictions_are_replayed_too() -> None:
             with grads():
                 found, plain = model(batch), model(batch, directions=model.scan_directions(None, 4))
             assert_close(found, plain)
-    recorder = model.__dict__["_fast"]._recorder
+    recorder = model.__dict__["_fast"]._graphed
     assert len(recorder.graphs) == 1
-    assert model(images(device="cuda")).requires_grad  # not a recording
+    assert model(images(device="cuda")).requires_grad  # not replayed
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = not before
     try:
@@ -200,13 +200,13 @@ def test_plain_predictions_are_replayed_too() -> None:
             model(images(device="cuda"))
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-    assert model.__dict__["_fast"]._recorder is not recorder
+    assert model.__dict__["_fast"]._graphed is not recorder
 
 
-def test_a_recording_does_not_keep_its_network() -> None:
+def test_graphs_do_not_keep_their_network_alive() -> None:
     model = make()
     model.__dict__["_fast"] = fast = Fast(cast(nn.Module, weakref.proxy(model)))
-    assert fast._can_be_recorded()
+    assert fast._can_be_captured()
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert "_fast" not in twin.__dict__
     here = weakref.ref(model)
@@ -218,7 +218,7 @@ def test_a_recording_does_not_keep_its_network() -> None:
         gc.enable()
 
 
-def test_what_is_never_a_recording() -> None:
+def test_cpu_batches_and_arrays_are_never_replayed() -> None:
     batch = images()
     assert not may_replay(batch)  # on a CPU
     assert not may_replay(np.zeros((1, 3, 4, 4)))

@@ -60,8 +60,8 @@ c, side, rank = (int(n) for n in sys.argv[3:6])
 shapes = ((4, rank + 2, c), (4, c, rank), (4, c), (4 * c, 1), (4 * c,))
 with torch.device("meta"):
     x = torch.empty(batch, side, side, c, dtype=dtype).permute(0, 3, 1, 2)
-    slots = torch.empty((batch, 4) if sys.argv[6] == "per-image" else 4, dtype=torch.int64)
-    y, saved = ss2d.scan_map_forward(x, slots, Parameters(*(torch.empty(s) for s in shapes)))
+    directions = torch.empty((batch, 4) if sys.argv[6] == "per-image" else 4, dtype=torch.int64)
+    y, saved = ss2d.scan_map_forward(x, directions, Parameters(*(torch.empty(s) for s in shapes)))
     triton_convolution.extract_patches(torch.empty(batch, c, side, side), 3, 2, 1)
     triton_convolution.sum_patches(torch.empty(batch, side // 2, side // 2, 3, 3, c), (batch, c, side, side), 2, 1)
     weight = torch.empty(c)
@@ -89,7 +89,7 @@ with torch.device("meta"):
     triton_linear.product(rows, second, slope_at=hidden)
     cross_scan_merge.merge_norm_backward(merged, merged, mean, scale, weight)
     ss2d.scan_map_backward(
-        torch.empty_like(y), x, slots, saved, train_projections=True, train_scan=True
+        torch.empty_like(y), x, directions, saved, train_projections=True, train_scan=True
     )
 """
 

@@ -1,4 +1,4 @@
-"""Recorded passes give the numbers of plain ones, and stand back where they cannot be right."""
+"""Replayed CUDA graphs give the numbers of direct calls, and are not used where they cannot be right."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def batches(count: int, size: int = 8, device: str = "cuda") -> list[Tensor]:
     return [torch.randn(size, 3, 32, 32, generator=draw).to(device) for _ in range(count)]
 
 
-def test_nothing_is_recorded_on_a_cpu() -> None:
+def test_no_graph_is_captured_on_a_cpu() -> None:
     method = create_method("tent", make_model("cpu"))
     for images in batches(3, device="cpu"):
         method(images)
     assert method._forward.graphed.graphs == {}
 
 
-def test_a_network_without_orders_is_called_plainly() -> None:
+def test_network_without_orders_is_called_directly() -> None:
     network = nn.Conv2d(3, 4, 1)
     images = torch.randn(2, 3, 5, 5)
     assert torch.equal(GraphedNetwork(network, list(network.parameters()))(images), network(images))
@@ -118,8 +118,8 @@ def test_weights_may_change_their_layout_between_batches() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tensors_may_stand_in_for_the_parameters(family: str) -> None:
-    """A recording has leaves of its own over the weights, which are no parameters."""
+def test_parameters_may_be_replaced_by_tensors(family: str) -> None:
+    """A graph has leaves of its own over the weights, which are no parameters."""
     network = small(family)
     images, directions = batches(1, size=2, device="cpu")[0], network.direction_table[-1]
     wanted = torch.autograd.grad(network(images, directions=directions).square().sum(), list(network.parameters()))
@@ -140,8 +140,8 @@ class Constants(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_pass_neither_asks_the_device_nor_feeds_it(family: str) -> None:
-    """A recording can do neither. Tensors without values refuse to be asked."""
+def test_forward_and_backward_need_no_host_synchronization(family: str) -> None:
+    """A capture allows none. Tensors without values refuse to be read; constants of the host are counted."""
     network = small(family)
     with FakeTensorMode(), Constants() as constants:  # type: ignore[no-untyped-call]
         leaves = {name: torch.empty(p.shape, requires_grad=True) for name, p in network.named_parameters()}
@@ -181,7 +181,9 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.gpu
 @pytest.mark.parametrize("low", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
-def test_recorded_equals_plain(name: str, options: dict[str, Any], low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_equals_direct_call(
+    name: str, options: dict[str, Any], low: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
     for most in (0, 8):
         monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", most)
@@ -196,7 +198,7 @@ def test_recorded_equals_plain(name: str, options: dict[str, Any], low: bool, mo
 @pytest.mark.gpu
 @pytest.mark.parametrize("low", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_network_is_recorded_with_its_gradients(family: str, low: bool) -> None:
+def test_replayed_gradients_of_every_network(family: str, low: bool) -> None:
     network = small(family).cuda()
     parameters = list(network.parameters())
     call = GraphedNetwork(network, parameters)
@@ -217,7 +219,7 @@ def test_every_network_is_recorded_with_its_gradients(family: str, low: bool) ->
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fast_records_every_network(family: str) -> None:
+def test_fast_captures_every_network(family: str) -> None:
     network = small(family).cuda()
     fast = tt.fast(network)
     for images in batches(4):
@@ -226,8 +228,8 @@ def test_fast_records_every_network(family: str) -> None:
                 torch.testing.assert_close(
                     fast(images, order=order), network(images, order=order), rtol=1e-4, atol=1e-5
                 )
-    assert fast._recorder is not None
-    assert len(fast._recorder.graphs) == 1
+    assert fast._graphed is not None
+    assert len(fast._graphed.graphs) == 1
 
 
 class Breaking(nn.Module):
@@ -248,7 +250,7 @@ class Breaking(nn.Module):
 
 
 @pytest.mark.gpu
-def test_a_recording_that_breaks_off_keeps_its_tensors_until_the_device_has_read_them() -> None:
+def test_failed_capture_keeps_its_tensors_until_the_device_has_read_them() -> None:
     network = Breaking().cuda()
     call, directions = GraphedNetwork(network, [network.weight]), torch.arange(4, device="cuda")
     images = torch.randn(2, 3, 4, 4, device="cuda")
@@ -262,7 +264,7 @@ def test_a_recording_that_breaks_off_keeps_its_tensors_until_the_device_has_read
 
 
 @pytest.mark.gpu
-def test_replays_on_several_streams_take_turns() -> None:
+def test_replays_on_several_streams_are_ordered() -> None:
     network = small("vmamba").cuda()
     fast, given = tt.fast(network), batches(8, size=64)
     with torch.no_grad():
@@ -278,7 +280,7 @@ def test_replays_on_several_streams_take_turns() -> None:
 
 
 @pytest.mark.gpu
-def test_what_was_recorded_in_inference_mode_serves_outside_it() -> None:
+def test_graph_captured_in_inference_mode_replays_outside_it() -> None:
     network = small("vmamba").cuda()
     fast, (images, *rest) = tt.fast(network), batches(4)
     with torch.no_grad():
@@ -292,7 +294,7 @@ def test_what_was_recorded_in_inference_mode_serves_outside_it() -> None:
 
 
 @pytest.mark.gpu
-def test_gradients_of_a_recording_that_is_gone_do_not_stop_the_next() -> None:
+def test_kept_gradients_of_a_freed_graph_allow_the_next_capture() -> None:
     model = make_model()
     parameters = list(model.parameters())
     call, directions, (images,) = GraphedNetwork(model, parameters), model.scan_directions(None, 8), batches(1)
@@ -320,7 +322,7 @@ class Counting:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("low", [False, True], ids=["float32", "bf16"])
-def test_what_passes_over_a_batch_have_in_common_is_done_once(low: bool) -> None:
+def test_stem_and_casts_run_once_per_batch(low: bool) -> None:
     """Of the same tensor alone: what changes in place, in the images or in the weights of a later batch, is seen."""
     model = make_model().requires_grad_(False)
     parameters = [p for name, p in model.named_parameters() if "norm" in name]
@@ -363,7 +365,7 @@ def test_what_passes_over_a_batch_have_in_common_is_done_once(low: bool) -> None
 
 
 @pytest.mark.gpu
-def test_what_is_recorded_and_what_is_not() -> None:
+def test_a_graph_for_each_shape_and_none_in_a_fork() -> None:
     method = create_method("trust", make_model(), k=3)
     for images in (*batches(2), *batches(2, size=5)):
         method(images)
@@ -375,7 +377,7 @@ def test_what_is_recorded_and_what_is_not() -> None:
 
 
 @pytest.mark.gpu
-def test_a_pass_that_waits_for_its_backward_is_not_overwritten() -> None:
+def test_forward_that_waits_for_its_backward_is_not_overwritten() -> None:
     model = make_model()
     parameters = list(model.parameters())
     call = GraphedNetwork(model, parameters)
@@ -398,7 +400,7 @@ def test_a_pass_that_waits_for_its_backward_is_not_overwritten() -> None:
 
 
 @pytest.mark.gpu
-def test_chance_is_not_recorded() -> None:
+def test_stochastic_depth_is_not_captured() -> None:
     torch.manual_seed(0)
     model = VMamba(TINY.changed(drop_path=0.5)).cuda().eval()
     method = create_method("trust", model, k=2, stochastic_depth=True)
@@ -408,8 +410,8 @@ def test_chance_is_not_recorded() -> None:
 
 
 @pytest.mark.gpu
-def test_a_network_in_training_draws_and_moves_as_without_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stochastic depth and running statistics: the passes that a recording takes itself must leave no trace."""
+def test_training_draws_and_running_statistics_are_those_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stochastic depth and running statistics: the forwards of a capture must leave no trace."""
     found = []
     for most in (0, 8):
         monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", most)
@@ -431,7 +433,7 @@ def test_a_network_in_training_draws_and_moves_as_without_recordings(monkeypatch
 
 
 @pytest.mark.gpu
-def test_a_recording_that_fails_leaves_the_plain_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_capture_leaves_the_direct_call(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise KeyError("nothing of the kind")
 
@@ -448,7 +450,7 @@ def test_a_recording_that_fails_leaves_the_plain_pass(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.gpu
-def test_odd_sizes_do_not_use_up_the_recordings() -> None:
+def test_odd_batch_sizes_do_not_use_up_the_graphs() -> None:
     method = create_method("bn", make_model())
     for size in range(2, 20):
         method(batches(1, size=size)[0])
@@ -458,7 +460,7 @@ def test_odd_sizes_do_not_use_up_the_recordings() -> None:
 
 
 @pytest.mark.gpu
-def test_moved_weights_are_recorded_anew() -> None:
+def test_reallocated_weights_are_captured_again() -> None:
     method = create_method("tent", make_model())
     images = batches(1)[0]
     for _ in range(3):

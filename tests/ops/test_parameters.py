@@ -33,21 +33,21 @@ def make_parameters(c: int, rank: int, state: int, dtype: torch.dtype = torch.fl
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.usefixtures("nan_empty")
 def test_gather_equals_indexing(c: int, rank: int, state: int, order: str, dtype: torch.dtype) -> None:
-    slots = torch.tensor(ORDERS[order], device=DEVICE)
+    directions = torch.tensor(ORDERS[order], device=DEVICE)
     parameters = make_parameters(c, rank, state)
-    gathered = kernels.gather(parameters, slots, dtype)
-    for got, wanted in zip(gathered, reference.gather(parameters, slots, dtype), strict=True):
+    gathered = kernels.gather(parameters, directions, dtype)
+    for got, wanted in zip(gathered, reference.gather(parameters, directions, dtype), strict=True):
         assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
         # Triton's interpreter cuts off what bfloat16 does not hold instead of rounding it.
         torch.testing.assert_close(got, wanted, rtol=2**-7 if got.dtype == torch.bfloat16 else 2e-6, atol=0)
 
 
 def test_gather_casts_parameters_of_half_precision_to_float32() -> None:
-    slots = torch.tensor([1, 0, 3, 2], device=DEVICE)
+    directions = torch.tensor([1, 0, 3, 2], device=DEVICE)
     parameters = make_parameters(7, 3, 2, torch.bfloat16)
     for got, wanted in zip(
-        kernels.gather(parameters, slots, torch.float32),
-        reference.gather(parameters, slots, torch.float32),
+        kernels.gather(parameters, directions, torch.float32),
+        reference.gather(parameters, directions, torch.float32),
         strict=True,
     ):
         assert got.dtype == torch.float32
@@ -60,12 +60,12 @@ def test_gather_casts_parameters_of_half_precision_to_float32() -> None:
 @pytest.mark.usefixtures("nan_empty")
 def test_scatter_add_is_the_derivative_of_gather(c: int, rank: int, state: int, order: str, dtype: torch.dtype) -> None:
     """Images that share an order give any number of partial sums; a group that reads nothing gets zeros."""
-    slots = torch.tensor(ORDERS[order], device=DEVICE)
-    counts = [3] * 5 if slots.dim() == 2 else [5, 17, 19, 19, 19]
+    directions = torch.tensor(ORDERS[order], device=DEVICE)
+    counts = [3] * 5 if directions.dim() == 2 else [5, 17, 19, 19, 19]
     draw = torch.Generator().manual_seed(7)
     leaves = Parameters(*(t.requires_grad_() for t in make_parameters(c, rank, state)))
-    gathered = reference.gather(leaves, slots, torch.float32)
-    shapes = [(count, *t.shape[slots.dim() - 1 :]) for count, t in zip(counts, gathered, strict=True)]
+    gathered = reference.gather(leaves, directions, torch.float32)
+    shapes = [(count, *t.shape[directions.dim() - 1 :]) for count, t in zip(counts, gathered, strict=True)]
     partial = [torch.randn(s, generator=draw).to(DEVICE) for s in shapes]
     dx_proj, ddt_proj = (t.to(dtype) for t in partial[:2])
     # The scan has one gradient of D for both directions.
@@ -73,8 +73,8 @@ def test_scatter_add_is_the_derivative_of_gather(c: int, rank: int, state: int, 
     unused = torch.empty(0)
     scan = PartialSums(A=dA, B=unused, C=unused, D=dD[:, :, 0].contiguous(), delta_bias=dbias)
     detached = Gathered(*(t.detach() for t in gathered))
-    scattered = kernels.scatter_add(slots, detached, dx_proj, ddt_proj, scan)
-    exact = [t.float() if slots.dim() == 2 else t.float().sum(0) for t in (dx_proj, ddt_proj, dA, dD, dbias)]
+    scattered = kernels.scatter_add(directions, detached, dx_proj, ddt_proj, scan)
+    exact = [t.float() if directions.dim() == 2 else t.float().sum(0) for t in (dx_proj, ddt_proj, dA, dD, dbias)]
     for got, wanted in zip(scattered, torch.autograd.grad(gathered, leaves, exact), strict=True):
         assert got.dtype == torch.float32
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=2e-5)
@@ -82,9 +82,9 @@ def test_scatter_add_is_the_derivative_of_gather(c: int, rank: int, state: int, 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_plain_scatter_add_is_the_derivative_of_gather(order: str) -> None:
-    slots = torch.tensor(ORDERS[order])
+    directions = torch.tensor(ORDERS[order])
     leaves = Parameters(*(t.cpu().double().requires_grad_() for t in make_parameters(5, 3, 2)))
-    gathered = reference.gather(leaves, slots, torch.float64)
+    gathered = reference.gather(leaves, directions, torch.float64)
     draw = torch.Generator().manual_seed(8)
     gradients = [torch.randn(t.shape, generator=draw, dtype=torch.float64) for t in gathered]
     dx_proj, ddt_proj, dA, dD, dbias = gradients
@@ -94,4 +94,4 @@ def test_plain_scatter_add_is_the_derivative_of_gather(order: str) -> None:
         leaves, sources, shapes, torch.autograd.grad(gathered, leaves, gradients), strict=True
     ):
         assert leaf.shape == shape
-        torch.testing.assert_close(reference.scatter_add(source, slots, shape, torch.float64), wanted)
+        torch.testing.assert_close(reference.scatter_add(source, directions, shape, torch.float64), wanted)

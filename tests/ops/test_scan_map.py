@@ -37,25 +37,25 @@ def make_parameters(c: int, *, rank: int = 2, state: int = 2) -> list[Tensor]:
     return [x_proj, dt, normal(4, c) - 2, normal(4 * c, state) / 2, normal(4 * c)]
 
 
-def make_case(shape: Sequence[int], *, slots: str = "permuted", rank: int = 2, state: int = 2) -> list[Tensor]:
-    """x, slots, and the five parameters; slots "per-image": an order of its own for each image."""
+def make_case(shape: Sequence[int], *, directions: str = "permuted", rank: int = 2, state: int = 2) -> list[Tensor]:
+    """x, directions, and the five parameters; directions "per-image": an order of its own for each image."""
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
     rows = list(SLOTS.values()) * shape[0]
-    order = rows[: shape[0]] if slots == "per-image" else SLOTS[slots]
+    order = rows[: shape[0]] if directions == "per-image" else SLOTS[directions]
     return [x, torch.tensor(order), *make_parameters(shape[1], rank=rank, state=state)]
 
 
-def scan_and_merge(x: Tensor, slots: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
+def scan_and_merge(x: Tensor, directions: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     """The scanned map (b, h, w, c)."""
-    y = scan_map(x, slots, Parameters(*parameters), backend=backend)
+    y = scan_map(x, directions, Parameters(*parameters), backend=backend)
     return y if backend == "cpu" else reference.cross_merge(y, *x.shape[2:]).permute(0, 2, 3, 1)
 
 
 def results(backend: str, case: list[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """y and the gradients of the map in `dtype` and the parameters, under a fixed direction."""
-    x, slots, *parameters = case
+    x, directions, *parameters = case
     leaves = [t.detach().clone().requires_grad_() for t in (x.to(dtype), *parameters)]
-    y = scan_and_merge(leaves[0], slots, leaves[1:], backend)
+    y = scan_and_merge(leaves[0], directions, leaves[1:], backend)
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
 
@@ -66,11 +66,11 @@ def errors(got: list[Tensor], wanted: list[Tensor]) -> list[float]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("slots", ["permuted", "repeated", "per-image"])
+@pytest.mark.parametrize("directions", ["permuted", "repeated", "per-image"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.usefixtures("nan_empty")
-def test_scan_map_equals_plain_code(shape: tuple[int, ...], slots: str, backend: str) -> None:
-    case = make_case(shape, slots=slots)
+def test_scan_map_equals_plain_code(shape: tuple[int, ...], directions: str, backend: str) -> None:
+    case = make_case(shape, directions=directions)
     for got, wanted in zip(results(backend, case), results("reference", case), strict=True):
         torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5 * float(wanted.abs().max()))
 
@@ -86,13 +86,13 @@ def test_a_map_of_several_chunks_and_states(backend: str) -> None:
     [((2, 64, 3, 3), 8), ((3, 96, 2, 5), 6), ((2, 150, 1, 1), 3), ((35, 70, 2, 3), 4)],
     ids=["one-tile", "narrow-tiles", "a-tile-not-full", "images-in-groups"],
 )
-@pytest.mark.parametrize("slots", ["permuted", "per-image"])
+@pytest.mark.parametrize("directions", ["permuted", "per-image"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.usefixtures("nan_empty")
 def test_tiles_of_channels_and_groups_of_images(
-    shape: tuple[int, ...], rank: int, slots: str, dtype: torch.dtype
+    shape: tuple[int, ...], rank: int, directions: str, dtype: torch.dtype
 ) -> None:
-    case = [t if i == 1 else t.to(dtype) for i, t in enumerate(make_case(shape, slots=slots, rank=rank))]
+    case = [t if i == 1 else t.to(dtype) for i, t in enumerate(make_case(shape, directions=directions, rank=rank))]
     precise = [t if i == 1 else t.double() for i, t in enumerate(case)]
     found = errors(results("cpu", case, dtype), results("reference", precise, torch.float64))
     assert max(found) < (2e-5 if dtype == torch.float32 else 1e-12)
@@ -100,10 +100,10 @@ def test_tiles_of_channels_and_groups_of_images(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("slots", ["permuted", "per-image"])
+@pytest.mark.parametrize("directions", ["permuted", "per-image"])
 @pytest.mark.usefixtures("nan_empty")
-def test_half_precision_is_near_plain_float32(slots: str, dtype: torch.dtype, backend: str) -> None:
-    case = make_case((2, 21, 3, 5), slots=slots, rank=3, state=1)
+def test_half_precision_is_near_plain_float32(directions: str, dtype: torch.dtype, backend: str) -> None:
+    case = make_case((2, 21, 3, 5), directions=directions, rank=3, state=1)
     got = results(backend, case, dtype)
     assert [t.dtype for t in got] == [dtype] * 2 + [torch.float32] * 5
     # Triton's interpreter cuts off what bfloat16 does not hold instead of rounding it.
@@ -112,11 +112,11 @@ def test_half_precision_is_near_plain_float32(slots: str, dtype: torch.dtype, ba
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_parameters_of_half_precision_get_such_gradients(backend: str) -> None:
-    x, slots, *parameters = make_case((2, 5, 4, 3))
-    case = [x, slots, *(t.bfloat16() for t in parameters)]
+    x, directions, *parameters = make_case((2, 5, 4, 3))
+    case = [x, directions, *(t.bfloat16() for t in parameters)]
     got = results(backend, case)
     assert [t.dtype for t in got] == [torch.float32] * 2 + [torch.bfloat16] * 5
-    wanted = results("reference", [x, slots, *(t.float() for t in case[2:])])
+    wanted = results("reference", [x, directions, *(t.float() for t in case[2:])])
     assert max(errors(got, wanted)) < 1e-2
 
 
@@ -138,17 +138,17 @@ def test_frozen_parameters_change_nothing_else(learned: tuple[int, ...], backend
 
 def test_frozen_parameters_cost_nothing() -> None:
     for triton in (True, False):
-        x, slots, *parameters = make_case((2, 3, 2, 3))
-        y, *kept = operators.scan_map(x, slots, *parameters, triton)
-        _, *five = operators.scan_map_backward(torch.ones_like(y), x, slots, *kept, False, True, triton)
+        x, directions, *parameters = make_case((2, 3, 2, 3))
+        y, *kept = operators.scan_map(x, directions, *parameters, triton)
+        _, *five = operators.scan_map_backward(torch.ones_like(y), x, directions, *kept, False, True, triton)
         assert [t.numel() for t in five] == [0, 0, *(t.numel() for t in parameters[2:])]
-        _, *five = operators.scan_map_backward(torch.ones_like(y), x, slots, *kept, True, False, triton)
+        _, *five = operators.scan_map_backward(torch.ones_like(y), x, directions, *kept, True, False, triton)
         assert [t.numel() for t in five] == [*(t.numel() for t in parameters[:2]), 0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_two_runs_agree_bit_for_bit(dtype: torch.dtype) -> None:
-    case = make_case((2, 3, 3, 5), slots="per-image")
+    case = make_case((2, 3, 3, 5), directions="per-image")
     for first, second in zip(*(results("triton", case, dtype) for _ in range(2)), strict=True):
         assert torch.equal(first, second)
 
@@ -172,26 +172,26 @@ def test_merge_norm_equals_plain_code(train: bool, backend: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_opcheck(dtype: torch.dtype) -> None:
-    x, slots, *parameters = make_case((2, 4, 3, 5))
+    x, directions, *parameters = make_case((2, 4, 3, 5))
     x = x.to(dtype)
     torch.library.opcheck(
-        operators.scan_map, (*(t.requires_grad_(t is not slots) for t in (x, slots, *parameters)), False)
+        operators.scan_map, (*(t.requires_grad_(t is not directions) for t in (x, directions, *parameters)), False)
     )
     x, *parameters = (t.detach() for t in (x, *parameters))
-    y, *kept = operators.scan_map(x, slots, *parameters, False)
+    y, *kept = operators.scan_map(x, directions, *parameters, False)
     for flags in ((True, True), (False, True), (False, False)):
-        torch.library.opcheck(operators.scan_map_backward, (torch.ones_like(y), x, slots, *kept, *flags, False))
+        torch.library.opcheck(operators.scan_map_backward, (torch.ones_like(y), x, directions, *kept, *flags, False))
 
 
 WIDE = [(2, 96, 5, 4), (1, 200, 3, 3), (9, 20, 1, 7), (3, 17, 6, 1)]
 
 
-@pytest.mark.parametrize("slots", ["permuted", "per-image"])
+@pytest.mark.parametrize("directions", ["permuted", "per-image"])
 @pytest.mark.parametrize(("rank", "state"), [(1, 1), (4, 1), (7, 3), (12, 1)])
 @pytest.mark.parametrize("shape", WIDE, ids=str)
 @pytest.mark.usefixtures("nan_empty")
-def test_blocks_of_channels_and_ranks_on_a_cpu(shape: tuple[int, ...], rank: int, state: int, slots: str) -> None:
-    case = make_case(shape, slots=slots, rank=rank, state=state)
+def test_blocks_of_channels_and_ranks_on_a_cpu(shape: tuple[int, ...], rank: int, state: int, directions: str) -> None:
+    case = make_case(shape, directions=directions, rank=rank, state=state)
     assert max(errors(results("cpu", case), results("reference", case))) < 2e-6
     exact = [t if t is case[1] else t.double() for t in case]
     assert max(errors(*(results(name, exact, torch.float64) for name in ("cpu", "reference")))) < 1e-12
@@ -236,9 +236,9 @@ class Names(TorchDispatchMode):
 
 def test_the_backward_is_the_two_operators_alone() -> None:
     """No gradients of zeros for what is kept, nothing around the operators: each would be a launch a block."""
-    x, slots, *parameters = make_case((2, 5, 3, 4))
+    x, directions, *parameters = make_case((2, 5, 3, 4))
     leaves = [t.requires_grad_() for t in (x, *parameters)]
-    y = scan_map(leaves[0], slots, Parameters(*leaves[1:]), backend="triton")
+    y = scan_map(leaves[0], directions, Parameters(*leaves[1:]), backend="triton")
     normal = merge_norm(y, 3, 4, torch.ones(5), torch.zeros(5), 1e-5, backend="triton")
     with Names() as names:
         torch.autograd.grad(normal, leaves, torch.ones_like(normal))
@@ -248,8 +248,8 @@ def test_the_backward_is_the_two_operators_alone() -> None:
 
 def test_shapes_can_be_worked_out_without_values() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-        x, slots, *parameters = (mode.from_tensor(t) for t in make_case((2, 5, 7, 9)))
-        y = scan_map(x, slots, Parameters(*parameters))
+        x, directions, *parameters = (mode.from_tensor(t) for t in make_case((2, 5, 7, 9)))
+        y = scan_map(x, directions, Parameters(*parameters))
         assert y.shape == (2, 7, 9, 5)
         assert merge_norm(y, 7, 9, torch.ones(5), torch.ones(5), 1e-5).shape == (2, 5, 7, 9)
 
@@ -263,14 +263,14 @@ def test_a_gpu_keeps_no_sequences() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("slots", ["permuted", "repeated", "per-image"])
+@pytest.mark.parametrize("directions", ["permuted", "repeated", "per-image"])
 @pytest.mark.parametrize(
     ("shape", "rank"),
     [((4, 96, 56, 56), 6), ((4, 384, 14, 14), 24), ((2, 768, 7, 7), 48), ((3, 40, 7, 9), 3)],
     ids=["first-stage", "third-stage", "last-stage", "odd"],
 )
-def test_on_the_gpu(shape: tuple[int, ...], rank: int, slots: str, dtype: torch.dtype) -> None:
-    case = [t.cuda() for t in make_case(shape, slots=slots, rank=rank, state=1)]
+def test_on_the_gpu(shape: tuple[int, ...], rank: int, directions: str, dtype: torch.dtype) -> None:
+    case = [t.cuda() for t in make_case(shape, directions=directions, rank=rank, state=1)]
     found = []
     for backend, kind in (("triton", dtype), ("reference", torch.float32)):
         x, *parameters = (t.detach().requires_grad_() for t in (case[0].to(kind), *case[2:]))
@@ -286,7 +286,7 @@ def test_on_the_gpu(shape: tuple[int, ...], rank: int, slots: str, dtype: torch.
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_two_runs_on_the_gpu_agree_bit_for_bit(dtype: torch.dtype) -> None:
-    case = [t.cuda() for t in make_case((16, 96, 28, 28), slots="per-image", rank=6, state=1)]
+    case = [t.cuda() for t in make_case((16, 96, 28, 28), directions="per-image", rank=6, state=1)]
     x, *parameters = (t.requires_grad_() for t in (case[0].to(dtype), *case[2:]))
     runs = []
     for _ in range(2):

@@ -36,7 +36,7 @@ def band(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 @pytest.mark.usefixtures("band")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("small", "large"), SIZES)
-def test_bands_are_rows_of_the_resized_map(small: tuple[int, int], large: tuple[int, int], dtype: torch.dtype) -> None:
+def test_chunks_are_rows_of_the_resized_map(small: tuple[int, int], large: tuple[int, int], dtype: torch.dtype) -> None:
     coarse = drawn(2, 3, *small, dtype=dtype)
     expected = enlarged(coarse, large)
     tolerance = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 0.04}[dtype]
@@ -48,7 +48,7 @@ def test_bands_are_rows_of_the_resized_map(small: tuple[int, int], large: tuple[
         torch.testing.assert_close(part.to(dtype), again, rtol=0, atol=tolerance)
 
 
-def test_a_second_resize_reads_the_first_in_bands() -> None:
+def test_a_second_resize_reads_the_first_in_chunks() -> None:
     coarse = drawn(2, 3, 6, 7)
     expected = enlarged(enlarged(coarse, (24, 28)), (31, 19))
     found = torch.cat([part for _, part in resized_chunks(CoarseLogits(coarse, (24, 28)), (31, 19))], 2)
@@ -82,12 +82,12 @@ def test_losses_of_coarse_logits_are_gradchecked(name: str, views: int, monkeypa
     monkeypatch.setattr(bands, "MAX_CHUNK_ELEMENTS", 40)
     coarse = drawn(1, views, 3, 3, 2).requires_grad_()
     if name == "confusion":  # whose weights are held fixed
-        monkeypatch.setattr(losses, "_sureness", lambda p: torch.ones_like(p[:, :1]))
+        monkeypatch.setattr(losses, "_confidence", lambda p: torch.ones_like(p[:, 0]))
     assert torch.autograd.gradcheck(lambda x: LOSSES[name](mean_log_probability(CoarseLogits(x, (7, 5)))), (coarse,))
 
 
 @pytest.mark.usefixtures("band")
-def test_several_maps_become_one_in_each_band() -> None:
+def test_several_maps_become_one_in_each_chunk() -> None:
     coarse = drawn(2, 3, 4, 5, 6)
     full = enlarged(coarse, (20, 24))
     mean = full.softmax(2).mean(1).log()
@@ -107,7 +107,7 @@ def test_whole_logits_pass_gradients_on() -> None:
 
 
 @pytest.mark.usefixtures("band")
-def test_autocast_does_not_reach_into_bands() -> None:
+def test_autocast_does_not_reach_into_chunks() -> None:
     coarse = drawn(2, 4, 5, 6, dtype=torch.float32).requires_grad_()
     plain = apply_in_chunks(lambda x: x.movedim(1, -1) @ x.new_ones(4), CoarseLogits(coarse, (19, 23)))
     (wanted,) = torch.autograd.grad(plain.square().mean(), coarse)

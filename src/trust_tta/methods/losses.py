@@ -121,18 +121,19 @@ def class_confusion(logits: Logits, *, temperature: float = 2.5) -> Tensor:
     Jin et al., "Minimum Class Confusion for Versatile Domain Adaptation", ECCV 2020.
     """
 
-    def confidence(chunk: Tensor) -> Tensor:
-        p = (chunk / temperature).softmax(1)
-        return 1 + torch.exp((p * (p + 1e-5).log()).sum(1))
-
     def confusion(chunk: Tensor, weights: Tensor) -> Tensor:
         p = by_class((chunk / temperature).softmax(1))
         return (p * weights.reshape(-1, 1)).T @ p
 
     with torch.no_grad():
-        weights = apply_in_chunks(confidence, logits.detach())
+        weights = apply_in_chunks(lambda chunk: _confidence((chunk / temperature).softmax(1)), logits.detach())
         weights = weights * weights.numel() / weights.sum()
     return apply_in_chunks(confusion, logits, weights, summed=True)
+
+
+def _confidence(p: Tensor) -> Tensor:
+    """1 + exp(-entropy) of each prediction."""
+    return 1 + torch.exp((p * (p + 1e-5).log()).sum(1))
 
 
 def confusion_loss(confusion: Tensor) -> Tensor:

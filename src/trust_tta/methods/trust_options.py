@@ -41,9 +41,10 @@ class OrderOptions(LearningOptions):
     @classmethod
     def _cut_ranking(cls, values: Any) -> Any:
         orders = values.get("orders") if isinstance(values, dict) else None
-        if isinstance(orders, Sequence) and orders and all(_is_ranked(pair) for pair in orders):
-            return {**values, "orders": [pair[0] for pair in orders][: values.get("k", 6)]}
-        return values
+        if not isinstance(orders, Sequence) or not orders:
+            return values
+        ranked = all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], float) for pair in orders)
+        return {**values, "orders": [pair[0] for pair in orders][: values.get("k", 6)]} if ranked else values
 
     @model_validator(mode="after")
     def _enough_orders(self) -> Self:
@@ -78,10 +79,6 @@ class TrustOptions(OrderOptions):
     evaluate_order: OrderName = "abcd"
     loss: Literal["labels", "confusion"] = "labels"
     views: Literal["none", "mirror"] = "none"
-
-
-def _is_ranked(pair: object) -> bool:
-    return isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], float)
 
 
 def scan_orders_of(model: nn.Module) -> tuple[str, ...]:

@@ -90,12 +90,13 @@ class ScanNetwork(nn.Module):
         raise NotImplementedError
 
     def forward_head(self, features: Tensor) -> Tensor:
-        """Logits (n, classes) of pooled features."""
-        raise NotImplementedError
+        """Logits (n, classes) of pooled features: the mean over the heads."""
+        first, *others = [cast(Tensor, head(features)) for head in self.heads()]
+        return sum(others, first) / (1 + len(others)) if others else first
 
     def heads(self) -> list[nn.Linear]:
         """Classification layers; most networks have one."""
-        raise NotImplementedError
+        return [cast(nn.Linear, self.get_submodule(self.head_path))]
 
     def classifier_names(self) -> tuple[str, ...]:
         """Names of the classifier's parameters, which methods hold fixed."""

@@ -38,7 +38,7 @@ class Fast(nn.Module):
         self._parts: list[nn.Module] = []
         self._inner: list[Hashable] = []
         self._shape: list[Any] = []
-        self._recorder: GraphedNetwork | None = None
+        self._graphed: GraphedNetwork | None = None
 
     @torch.no_grad()
     def forward(self, images: Any, order: Orders = None) -> Tensor:
@@ -58,13 +58,13 @@ class Fast(nn.Module):
         if not images.is_cuda:
             return None
         with self._lock:
-            if not self._can_be_recorded():
+            if not self._can_be_captured():
                 return None
-            if self._recorder is None:
-                self._recorder = GraphedNetwork(self.model, ())
-            return self._recorder(images, directions)
+            if self._graphed is None:
+                self._graphed = GraphedNetwork(self.model, ())
+            return self._graphed(images, directions)
 
-    def _can_be_recorded(self) -> bool:
+    def _can_be_captured(self) -> bool:
         """Whether the forward pass may be captured; drops graphs of a network that has changed."""
         inner = [child for module in self._parts for child in module._modules.values()]
         if not self._parts or inner != self._inner:
@@ -79,7 +79,7 @@ class Fast(nn.Module):
                 shape += [None if t is None else (t.data_ptr(), t.shape, t.dtype) for t in tensors.values()]
             shape.append(module.__dict__.get("backend"))
         if shape != self._shape:
-            self._shape, self._recorder = shape, None
+            self._shape, self._graphed = shape, None
         return True
 
     @property
@@ -96,7 +96,7 @@ class Fast(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles hold neither CUDA graphs nor the lock."""
-        own = ("_lock", "_parts", "_inner", "_shape", "_recorder")
+        own = ("_lock", "_parts", "_inner", "_shape", "_graphed")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

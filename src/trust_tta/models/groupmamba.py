@@ -215,10 +215,6 @@ class GroupMamba(ScanNetwork):
         features: Tensor = self.get_submodule(f"norm{len(self.config.dims)}")(x)
         return features.squeeze(1)
 
-    def forward_head(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.head(features)
-        return logits if self.dist_head is None else (logits + self.dist_head(features)) / 2
-
     def heads(self) -> list[nn.Linear]:
         return [self.head] if self.dist_head is None else [self.head, self.dist_head]
 

@@ -71,13 +71,6 @@ class StagedNetwork(ScanNetwork):
         normal: Tensor = self.get_submodule(self.norm_path)(x)
         return normal.permute(0, 2, 3, 1).flatten(1, 2).mean(1)  # so that its gradient lies as the map does
 
-    def forward_head(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.heads()[0](features)
-        return logits
-
-    def heads(self) -> list[nn.Linear]:
-        return [cast(nn.Linear, self.get_submodule(self.head_path))]
-
     def parameter_roles(self) -> dict[str, Role]:
         """The role of every parameter, by name; norms inside a mixer count as `other`, as in the paper."""
         last_names = (f"{self.stages_path}.{len(self.stages()) - 1}.", f"{self.norm_path}.", f"{self.head_path}.")

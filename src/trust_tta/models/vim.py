@@ -171,10 +171,6 @@ class Vim(ScanNetwork):
             return normalize(x, self.norm_f).mean(1)
         return normalize(x[:, self.middle], self.norm_f)
 
-    def forward_head(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.head(features)
-        return logits
-
     def embed(self, images: Tensor) -> Tensor:
         """Patches, the class token and their positions, (n, tokens, dim), float32 at least."""
         images = self.check_images(images)
@@ -195,9 +191,6 @@ class Vim(ScanNetwork):
         """The token at each step of the four directions, (4, tokens); the class token stays in the middle."""
         forwards = insert_token(visit(("h", "v"), *self.config.grid, device), self.middle)
         return torch.cat((forwards, forwards.flip(1)))
-
-    def heads(self) -> list[nn.Linear]:
-        return [self.head]
 
     def parameter_roles(self) -> dict[str, Role]:
         """The role of every parameter, by name; the last quarter of the layers counts as the last stage."""

@@ -49,16 +49,13 @@ class Classifier(nn.Module):
         self.head = nn.Linear(dim, num_classes)
 
 
-def _groups(order: ScanOrder) -> list[int]:
-    """The group that reads rows forwards (a), rows backwards (c), columns forwards (b) and columns backwards (d)."""
-    group = order.inverse
-    return [group[0], group[2], group[1], group[3]]
-
-
 class VMamba(StagedNetwork):
     """images (n, channels, h, w) -> logits (n, classes)."""
 
-    orders: ClassVar[Mapping[str, Sequence[int]]] = {str(order): _groups(order) for order in ScanOrder.all()}
+    # The groups that read rows forwards (a), rows backwards (c), columns forwards (b) and columns backwards (d).
+    orders: ClassVar[Mapping[str, Sequence[int]]] = {
+        str(order): [order.inverse[i] for i in (0, 2, 1, 3)] for order in ScanOrder.all()
+    }
     norm_path: ClassVar[str] = "classifier.norm"
     head_path: ClassVar[str] = "classifier.head"
     config: VMambaConfig

@@ -21,7 +21,8 @@ def scan_in_chunks(decay: Tensor, x: Tensor) -> Tensor:
     """h_t = decay_t h_{t-1} + x_t along the second axis from the end, for decay and x (.., l, c)."""
     length = x.shape[-2]
     size = min(CHUNK, length)
-    decays, states = (list(_chunks(t, size).unbind(-2)) for t in (decay, x))
+    filled = (F.pad(t, (0, 0, 0, -length % size)) for t in (decay, x))
+    decays, states = (list(t.unflatten(-2, (-1, size)).unbind(-2)) for t in filled)
     for t in range(1, size):
         states[t] = states[t] + decays[t] * states[t - 1]
         decays[t] = decays[t] * decays[t - 1]
@@ -32,18 +33,11 @@ def scan_in_chunks(decay: Tensor, x: Tensor) -> Tensor:
     return h.flatten(-3, -2)[..., :length, :]
 
 
-def _chunks(x: Tensor, size: int) -> Tensor:
-    """x (.., l, c) as (.., chunks, size, c), the last one filled up with zeros."""
-    chunks: Tensor = F.pad(x, (0, 0, 0, -x.shape[-2] % size)).unflatten(-2, (-1, size))
-    return chunks
-
-
-def _scan_as_operator(decay: Tensor, x: Tensor) -> Tensor:
-    return scan_in_chunks(decay, x).contiguous()
-
-
 scan_operator = torch.library.custom_op(
-    "trust_tta::scan_linear", _scan_as_operator, mutates_args=(), schema="(Tensor decay, Tensor x) -> Tensor"
+    "trust_tta::scan_linear",
+    lambda decay, x: scan_in_chunks(decay, x).contiguous(),
+    mutates_args=(),
+    schema="(Tensor decay, Tensor x) -> Tensor",
 )
 
 

@@ -87,15 +87,12 @@ def differentiate(
     return du, ddelta, PartialSums(dA, dB, dC, dD, dbias)
 
 
-def _row_tile(length: int, itemsize: int) -> tuple[int, int]:
-    """Partial sums and positions of a tile; the fastest on an H200."""
-    return (32, power_of_two(length)) if length <= 256 else (4 * itemsize, 2048 // itemsize)
-
-
 def sum_rows(partial: PartialSums, dprojected: Tensor) -> None:
     """Write the sums of B's and C's gradients to the last 2n rows of dprojected (.., r+2n, l)."""
     *_, blocks, state, length = partial.B.shape
-    rows, block = _row_tile(length, partial.B.element_size())
+    itemsize = partial.B.element_size()
+    # Partial sums and positions of a tile; the fastest on an H200.
+    rows, block = (32, power_of_two(length)) if length <= 256 else (4 * itemsize, 2048 // itemsize)
     directions = dprojected.numel() // (dprojected.shape[-2] * length)
     with torch.cuda.device_of(dprojected):
         sum_rows_kernel[(directions * 2 * state * ceil_div(length, block),)](

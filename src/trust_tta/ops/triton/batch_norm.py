@@ -130,14 +130,10 @@ def follow_stream(
     with torch.cuda.device_of(mean):
         follow_stream_kernel[(1,)](
             *batch, *stream, *affine, made, *(mixing or (0.0, 0.0)), eps, fading,
-            MIXED=mixing is not None, **_vector(mean),
+            MIXED=mixing is not None, CHANNELS=len(mean), BLOCK_C=power_of_two(len(mean)), num_warps=4,
+            enable_fp_fusion=True,
         )  # fmt: skip
     return made[0], made[1], made[2:]
-
-
-def _vector(x: Tensor) -> dict[str, int | bool]:
-    """Block sizes of one program that holds a vector (c,)."""
-    return {"CHANNELS": len(x), "BLOCK_C": power_of_two(len(x)), "num_warps": 4, "enable_fp_fusion": True}
 
 
 def _times(x: Tensor) -> int:
@@ -308,7 +304,7 @@ def follow_stream_kernel(
         tl.store(p_between, b_between)
     b_away = b_batch - b_mean
     b_mean += b_new * b_away
-    # Two means are a variance, too.
+    # Plus the variance between the means.
     b_variance += b_new * (b_spread - b_variance) + b_new * (1.0 - b_new) * b_away * b_away
     b_images = b_count / b_new
     tl.store(p_mean + o_c, b_mean, mask=m_c)
