@@ -20,6 +20,8 @@ from trust_tta.results import Cell, ResultStore
 
 MEASURES = ("accuracy", "accuracy_before", "clean_accuracy", "ece", "nll", "brier", "entropy", "seconds_median")
 
+SETTINGS = ("dataset", "setting", "severity", "method", "options", "batch_size", "seed", "limit", "checkpoint")
+
 Settings: TypeAlias = Mapping[str, str]
 Log: TypeAlias = Callable[[Mapping[str, float]], None]
 OpenRun: TypeAlias = Callable[[str, str, Settings], AbstractContextManager[Log]]
@@ -97,7 +99,12 @@ class CellLogger:
     """Sends finished cells of experiments to a tracker; one that is out of reach does not stop the benchmark."""
 
     def __init__(self, open_run: OpenRun, parts: Sequence[RunConfig]) -> None:
-        self.open_run, self.logged, self.runs, self.opened = open_run, set[str](), dict[str, Log](), ExitStack()
+        self.open_run, self.logged, self.runs, self.opened = (
+            open_run,
+            set[str](),
+            dict[tuple[str, str], Log](),
+            ExitStack(),
+        )
         self.wanted = {(part.experiment, part.data.dataset) for part in parts}
         self.stores = list(dict.fromkeys(part.store for part in parts))
 
@@ -110,12 +117,14 @@ class CellLogger:
                     history=False,
                 )
             for cell in cells:
-                experiment, run = cell.key.experiment, run_name(cell)
-                if f"{experiment}/{run}" not in self.runs:
-                    opened = self.open_run(experiment, run, settings_of(cell))
-                    self.runs[f"{experiment}/{run}"] = self.opened.enter_context(opened)
-                self.runs[f"{experiment}/{run}"](values_of(cell))
-                self.logged.add(cell.key.digest)
+                key, run = cell.key, run_name(cell)
+                if (key.experiment, run) not in self.runs:
+                    settings = {name: str(getattr(key, name)) for name in SETTINGS} | {"device": cell.provenance.device}
+                    opened = self.open_run(key.experiment, run, settings)
+                    self.runs[key.experiment, run] = self.opened.enter_context(opened)
+                values = {f"{name}/{key.domain}": getattr(cell.result, name) for name in MEASURES}
+                self.runs[key.experiment, run]({name: x for name, x in values.items() if x is not None})
+                self.logged.add(key.digest)
 
 
 @contextmanager
@@ -158,18 +167,6 @@ def log_cells(name: str | None, parts: Sequence[RunConfig]) -> Iterator[Callable
 def run_name(cell: Cell) -> str:
     key = cell.key
     return f"{cell.label} on {key.dataset}, {key.setting}, batch {key.batch_size}, seed {key.seed}"
-
-
-def settings_of(cell: Cell) -> dict[str, str]:
-    """The settings shared by the cells of a run."""
-    names = ("dataset", "setting", "severity", "method", "options", "batch_size", "seed", "limit", "checkpoint")
-    return {name: str(getattr(cell.key, name)) for name in names} | {"device": cell.provenance.device}
-
-
-def values_of(cell: Cell) -> dict[str, float]:
-    """The measures that a cell has, named after its domain."""
-    values = {name: getattr(cell.result, name) for name in MEASURES}
-    return {f"{name}/{cell.key.domain}": float(value) for name, value in values.items() if value is not None}
 
 
 def _plain(name: str) -> str:

@@ -215,8 +215,8 @@ def paper_tables(group: ResultGroup) -> list[tuple[DataTable, DataTable | None]]
 
 def across_sections(groups: Sequence[ResultGroup]) -> list[Section]:
     """Comparisons between groups."""
-    found = Section("Batch size", charts=charts.by_batch_size(groups), free=True)
-    return [found] if found.has_content else []
+    sizes = charts.by_batch_size(groups)
+    return [Section("Batch size", charts=sizes, free=True)] if sizes else []
 
 
 def order_sections(records: Sequence[EntropyByOrder]) -> list[Section]:

@@ -83,7 +83,7 @@ def accuracy_table(group: ResultGroup) -> DataTable:
         for base in group.baselines:
             other = group.mean(base.label).mean
             over.append(_gain(None if mean.mean is None or other is None else mean.mean - other))
-        first = [_mean_cell(group, variant, mean), _worst_cell(group, variant)]
+        first = _summary_cells(group, variant)
         rows.append(_row(group, variant, [*first, *over, *cells] if several else [*cells, *over]))
     best = [j for j, column in enumerate(columns) if column.role != "gain"]
     fewest = min((len(group.seed_means(v.label)) for v in group.variants if group.cells_of(v.label)), default=0)
@@ -358,21 +358,17 @@ def _domain_cell(group: ResultGroup, variant: Variant, domain: str, gaps: Mappin
     return TableCell(text, entry.mean, _std(entry), tip="\n".join(lines), mark=mark, runs=runs)
 
 
-def _mean_cell(group: ResultGroup, variant: Variant, entry: Aggregate) -> TableCell:
+def _summary_cells(group: ResultGroup, variant: Variant) -> list[TableCell]:
+    """The mean over domains, and the worst of them."""
+    entry = group.mean(variant.label)
     if entry.mean is None:
-        return TableCell(MISSING, role="gap mean", tip=INCOMPLETE)
+        return [TableCell(MISSING, role=f"gap {role}", tip=INCOMPLETE) for role in ("mean", "worst")]
     text = format_percent(entry.mean)
     tip = f"{variant.name}: {text}{_interval(entry)}, {group.scope}"
-    return TableCell(text, entry.mean, _std(entry), role="num mean", tip=tip)
-
-
-def _worst_cell(group: ResultGroup, variant: Variant) -> TableCell:
-    found = [(group.entry(variant.label, domain).mean, domain) for domain in group.domains]
-    known = [(mean, domain) for mean, domain in found if mean is not None]
-    if len(known) < len(found):
-        return TableCell(MISSING, role="gap worst", tip=INCOMPLETE)
-    value, domain = min(known, key=lambda pair: pair[0])
-    return replace(_percent(value, "num worst"), tip=f"{variant.name} is worst on {domain_name(domain)}")
+    means = {domain: group.entry(variant.label, domain).mean or 0.0 for domain in group.domains}
+    domain = min(means, key=means.__getitem__)
+    worst = replace(_percent(means[domain], "num worst"), tip=f"{variant.name} is worst on {domain_name(domain)}")
+    return [TableCell(text, entry.mean, _std(entry), role="num mean", tip=tip), worst]
 
 
 def _interval(entry: Aggregate) -> str:
