@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -18,7 +19,7 @@ from trust_tta.methods.registry import create_method, method_options
 from trust_tta.methods.source_data import gather_from_clean
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results.display import format_gain, format_percent, plain_text
-from trust_tta.results.record import CellKey, CellResult, Provenance
+from trust_tta.results.record import Cell, CellKey, CellResult, Provenance
 from trust_tta.results.store import ResultStore
 
 POLL_SECONDS = 1.0  # between checks of cells that another process holds
@@ -79,6 +80,19 @@ def outcome_of(plan: ExperimentPlan, store: ResultStore) -> Outcome:
     """The state of the cells of a plan."""
     done, failed = (set(plan.keys) & set(store.keys(status)) for status in ("done", "failed"))
     return Outcome(plan.keys, len(done), len(failed))
+
+
+def finished_cells(configs: Sequence[RunConfig], *, without: Collection[str] = ()) -> list[Cell]:
+    """The finished cells of experiments and data sets, whatever run wrote them, `without` those of some digests."""
+    wanted = {(config.experiment, config.data.dataset) for config in configs}
+    cells: list[Cell] = []
+    for path in dict.fromkeys(config.store for config in configs):
+        if Path(path).exists():
+            with ResultStore(path, create=False) as store:
+                cells += store.results(
+                    lambda key: (key.experiment, key.dataset) in wanted and key.digest not in without, history=False
+                )
+    return cells
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,15 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from trust_tta.bench.config import RunConfig
+from trust_tta.bench.sweep import finished_cells
 from trust_tta.errors import DependencyError, TrustError, reason_of
 from trust_tta.optional import require
-from trust_tta.results import Cell, ResultStore
+from trust_tta.results import Cell
 
 MEASURES = ("accuracy", "accuracy_before", "clean_accuracy", "ece", "nll", "brier", "entropy", "seconds_median")
 
@@ -95,36 +97,27 @@ def wandb(_folder: Path) -> OpenRun:
 TRACKERS: dict[str, Callable[[Path], OpenRun]] = {"mlflow": mlflow, "tensorboard": tensorboard, "wandb": wandb}
 
 
+@dataclass
 class CellLogger:
     """Sends finished cells of experiments to a tracker; one that is out of reach does not stop the benchmark."""
 
-    def __init__(self, open_run: OpenRun, parts: Sequence[RunConfig]) -> None:
-        self.open_run, self.logged, self.runs, self.opened = (
-            open_run,
-            set[str](),
-            dict[tuple[str, str], Log](),
-            ExitStack(),
-        )
-        self.wanted = {(part.experiment, part.data.dataset) for part in parts}
-        self.stores = list(dict.fromkeys(part.store for part in parts))
+    open_run: OpenRun
+    parts: Sequence[RunConfig]
+    logged: set[str] = field(default_factory=set)  # digests of cells
+    runs: dict[tuple[str, str], Log] = field(default_factory=dict)  # by experiment and name
+    opened: ExitStack = field(default_factory=ExitStack)
 
     def update(self) -> None:
         """Log what has finished since the last call."""
-        for path in filter(lambda path: Path(path).exists(), self.stores):
-            with ResultStore(path, create=False) as store:
-                cells = store.results(
-                    lambda key: (key.experiment, key.dataset) in self.wanted and key.digest not in self.logged,
-                    history=False,
-                )
-            for cell in cells:
-                key, run = cell.key, run_name(cell)
-                if (key.experiment, run) not in self.runs:
-                    settings = {name: str(getattr(key, name)) for name in SETTINGS} | {"device": cell.provenance.device}
-                    opened = self.open_run(key.experiment, run, settings)
-                    self.runs[key.experiment, run] = self.opened.enter_context(opened)
-                values = {f"{name}/{key.domain}": getattr(cell.result, name) for name in MEASURES}
-                self.runs[key.experiment, run]({name: x for name, x in values.items() if x is not None})
-                self.logged.add(key.digest)
+        for cell in finished_cells(self.parts, without=self.logged):
+            key, run = cell.key, run_name(cell)
+            if (key.experiment, run) not in self.runs:
+                settings = {name: str(getattr(key, name)) for name in SETTINGS} | {"device": cell.provenance.device}
+                opened = self.open_run(key.experiment, run, settings)
+                self.runs[key.experiment, run] = self.opened.enter_context(opened)
+            values = {f"{name}/{key.domain}": getattr(cell.result, name) for name in MEASURES}
+            self.runs[key.experiment, run]({name: x for name, x in values.items() if x is not None})
+            self.logged.add(key.digest)
 
 
 @contextmanager

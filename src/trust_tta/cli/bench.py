@@ -62,9 +62,10 @@ def run(arguments: Namespace) -> None:
         return
     for config in parts:
         try_file("--store", config.store)
+    from trust_tta.bench.sweep import finished_cells
     from trust_tta.bench.trackers import log_cells
     from trust_tta.cli.arguments import make_engine
-    from trust_tta.cli.cells import export, run_parts, stored_cells
+    from trust_tta.cli.cells import export, run_parts
 
     with log_cells(arguments.log, parts) as on_note:
         try:
@@ -72,7 +73,7 @@ def run(arguments: Namespace) -> None:
                 cells, problems = run_parts(parts, retry=arguments.retry_failed, engine=engine, on_note=on_note)
         except KeyboardInterrupt:
             if arguments.export:
-                export(stored_cells(parts), Path(arguments.export))
+                export(finished_cells(parts), Path(arguments.export))
             raise
         if arguments.export:
             export(cells, Path(arguments.export))

@@ -72,17 +72,6 @@ def export(cells: Sequence[Cell], path: Path) -> None:
     say(f"{len(cells)} cells are in {path}")
 
 
-def stored_cells(parts: Sequence[RunConfig]) -> list[Cell]:
-    """The finished cells of these experiments and data sets, whatever run wrote them."""
-    wanted = {(config.experiment, config.data.dataset) for config in parts}
-    cells: list[Cell] = []
-    for path in dict.fromkeys(config.store for config in parts):
-        if Path(path).exists():
-            with ResultStore(path, create=False) as store:
-                cells += store.results(lambda key: (key.experiment, key.dataset) in wanted, history=False)
-    return cells
-
-
 def list_cells(config: RunConfig) -> None:
     """Print each cell of the plan with its state: to do, running, died (its process has ended), done or failed."""
     plan = make_plan(config)
