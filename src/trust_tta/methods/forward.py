@@ -32,7 +32,7 @@ class NetworkForward:
         self.coarse = hasattr(network, "forward_coarse")
         called = CoarseNetwork(network) if self.coarse else network
         self.graphed = GraphedNetwork(called, parameters, cache_stem=cache_stem)
-        self.first_output: Tensor | None = None
+        self.gives_probabilities: Tensor | None = None  # () bool on the device, of the first output
         self.output_checked = False
 
     def __call__(self, images: Tensor, order: OrderLike | None = None, *, capture: bool = True) -> Logits:
@@ -44,16 +44,17 @@ class NetworkForward:
         elif order is not None:
             raise ConfigError(f"{type(self.network).__name__} has no traversal orders, and order={order} was asked for")
         logits = take_logits(self.network, self.graphed(images, directions, capture=capture))
-        if not self.output_checked and self.first_output is None:
-            self.first_output = logits.detach()
+        if self.gives_probabilities is None:
+            values = logits.detach().float()
+            self.gives_probabilities = (values >= 0).all() & ((values.sum(1) - 1).abs() < 0.01).all()
         return CoarseLogits(logits, (images.shape[2], images.shape[3])) if self.coarse else logits
 
     def check_first_output(self) -> None:
         """Warn once where the network returns probabilities (n, classes, ...); the host waits for the first output."""
-        if self.output_checked or self.first_output is None:
+        if self.output_checked or self.gives_probabilities is None:
             return
-        values, self.output_checked, self.first_output = self.first_output.float(), True, None
-        if bool((values >= 0).all() & ((values.sum(1) - 1).abs() < 0.01).all()):
+        self.output_checked = True
+        if bool(self.gives_probabilities):
             warnings.warn(
                 f"{type(self.network).__name__} returned probabilities; methods take logits and apply a softmax of "
                 "their own: remove the network's",
