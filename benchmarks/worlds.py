@@ -1,7 +1,7 @@
 """The worlds benchmark: every method in worlds x streams. A world is a network and its images.
 
     python -m benchmarks.worlds run --networks FOLDER --data FOLDER    resumable; results in runs/worlds.sqlite
-    python -m benchmarks.worlds page                                   writes docs/results/worlds.md from them
+    python -m benchmarks.worlds page --readme README.md               writes docs/results/worlds.md and the README
 
 A small run: `run --images 384 --seeds 1 --worlds shipped_nano,resnet56 --streams online,mixed --methods source,bn,tide
 --corruptions fog,contrast --networks FOLDER`. A world whose network or images are missing is reported and left out.
@@ -38,6 +38,7 @@ REPEATED = ("source", "bn", "tide", "shot", "roid")  # methods that run with eve
 NEED_ORDERS = ("trust_naive", "trust", "ensemble", "repetition", "augmentation")
 SEGMENTATION_METHODS = ("source", "bn", "tent", "eta", "sar", "shot", "trust_naive", "trust", "tide")
 THREE = ("gaussian_noise", "glass_blur", "jpeg_compression")
+BEGIN, END = "<!-- worlds -->", "<!-- /worlds -->"  # of the README
 SEPARATOR = " / "  # between world and stream in the name of an experiment
 
 
@@ -302,6 +303,43 @@ def page_text(found: Mapping[Place, Accuracies], *, measured: str) -> str:
     return "\n\n".join(sections) + "\n"
 
 
+def readme_text(found: Mapping[Place, Accuracies], *, measured: str) -> str:
+    """What the README says: where tide gains and where it does not, and a row for each world."""
+    places = {place: v for place, v in found.items() if "source" in v and "tide" in v and len(v) > 2}
+    gains = {place: _gains_of_tide(values) for place, values in places.items()}
+    least, behind = (min(gains, key=lambda place, i=i: gains[place][i]) for i in (0, 1))  # type: ignore[misc]
+    below, ahead = sum(gain[0] < 0 for gain in gains.values()), sum(gain[1] > 0 for gain in gains.values())
+    worlds = list(dict.fromkeys(world for world, _ in places))
+    columns = [name for name in STREAMS if any((world, name) in places for world in worlds)]
+    mean = statistics.mean(gain[0] for gain in gains.values())
+    lines = [
+        f"`tide` with its defaults in {len(worlds)} worlds, a network and its images each, and {len(places)} streams:"
+        f" {100 * mean:+.1f} points over the untouched network on average, below it in {below}, at the least"
+        f" {100 * gains[least][0]:+.1f} ({_where(least)}). It is ahead of the best other method in {ahead} of"
+        f" {len(places)}; at the least {100 * gains[behind][1]:+.1f}, against `{gains[behind][2]}` ({_where(behind)})."
+        f" [Every method](docs/results/worlds.md). {measured}",
+        "| accuracy: source, **tide**, best other | "
+        + " | ".join(STREAMS[name].title for name in columns)
+        + " |\n| --- |"
+        + " --- |" * len(columns),
+    ]
+    for world in worlds:
+        cells = []
+        for name in columns:
+            values = places.get((world, name), {})
+            others = [value for method, value in values.items() if method not in ("source", "tide")]
+            shown = [
+                f"{100 * v:.1f}" for v in (values.get("source"), values.get("tide"), max(others, default=None)) if v
+            ]
+            cells.append(f"{shown[0]}, **{shown[1]}**, {shown[2]}" if len(shown) == 3 else "–")
+        lines[-1] += f"\n| {WORLDS[world].title} | {' | '.join(cells)} |"
+    return "\n\n".join(lines)
+
+
+def _where(place: Place) -> str:
+    return f"{WORLDS[place[0]].title}, {STREAMS[place[1]].title}"
+
+
 def _least_gains(found: Mapping[Place, Accuracies]) -> str:
     """A row for each method: mean gain over source, least gain and its place, and in how many places it lost."""
     lines = ["| | mean gain | least gain | below source |", "| --- | --- | --- | --- |"]
@@ -364,6 +402,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs.add_argument("--processes", type=int, default=1, metavar="N")
     runs.add_argument("--retry-failed", action="store_true")
     page.add_argument("--out", type=Path, default=PAGE, metavar="FILE")
+    page.add_argument("--readme", type=Path, metavar="FILE", help="also fill the block of worlds in this file")
     arguments = parser.parse_args(argv)
     known = {"worlds": list(WORLDS), "streams": list(STREAMS), "methods": list_methods()}
     for name in ("worlds", "streams", "methods", "corruptions"):
@@ -380,7 +419,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         cells = [
             c for c in store.results(history=False) if c.key.experiment.partition(SEPARATOR)[0] in arguments.worlds
         ]
-    write_whole(arguments.out, page_text(accuracies(cells), measured=_measured(cells)))
+    found, measured = accuracies(cells), _measured(cells)
+    write_whole(arguments.out, page_text(found, measured=measured))
+    if arguments.readme is not None:
+        before, _, rest = arguments.readme.read_text(encoding="utf-8").partition(BEGIN)
+        written = f"{before}{BEGIN}\n{readme_text(found, measured=measured)}\n{END}{rest.partition(END)[2]}"
+        write_whole(arguments.readme, written)
     return 0
 
 
@@ -392,7 +436,9 @@ def _measured(cells: Sequence[Cell]) -> str:
     last = max((cell.provenance.finished for cell in cells), default="")[:10]
     images = f"{limits[0]} to {limits[-1]}" if len(limits) > 1 else f"{limits[0]}" if limits else "no"
     repeated = f"; {', '.join(f'`{name}`' for name in REPEATED)} over {len(seeds)} seeds" if len(seeds) > 1 else ""
-    return f"{images} images of each domain{repeated}; trust-tta {', '.join(version)}, {last}."
+    kinds = sorted({cell.key.domain for cell in cells} - {"clean"})
+    domains = f" ({', '.join(kinds)})" if len(kinds) < len(CORRUPTIONS) else ""
+    return f"{images} images of each domain{domains}{repeated}; trust-tta {', '.join(version)}, {last}."
 
 
 if __name__ == "__main__":

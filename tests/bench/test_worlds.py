@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import pytest
-from benchmarks.worlds import STREAMS, WORLDS, accuracies, experiments, main, page_text
+from benchmarks.worlds import STREAMS, WORLDS, accuracies, experiments, main, page_text, readme_text
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.errors import ConfigError
@@ -85,3 +85,14 @@ def test_gains_on_the_page_are_differences_of_accuracies() -> None:
     assert "| resnet56, online | +20.0 | -5.0 (bn) |" in page
     assert "| `bn` | **75.0** (+25.0) |" in page
     assert accuracies([]) == {}
+
+
+def test_readme_says_where_tide_is_behind() -> None:
+    found = {
+        ("resnet56", "online"): {"source": 0.5, "bn": 0.75, "tide": 0.7},
+        ("resnet56", "clean"): {"source": 0.9, "bn": 0.85, "tide": 0.88},
+    }
+    text = readme_text(found, measured="8 images.")
+    assert "+9.0 points over the untouched network on average, below it in 1, at the least -2.0 (" in text
+    assert "ahead of the best other method in 0 of 2; at the least -5.0, against `bn` (" in text
+    assert "| 50.0, **70.0**, 75.0 | 90.0, **88.0**, 85.0 |" in text
