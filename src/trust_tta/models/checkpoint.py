@@ -100,12 +100,7 @@ class Checkpoint(ModelInfo):
         else:
             stated = ModelInfo.from_metadata(weights.metadata, file)
         variant = variant or _find_variant(stated, weights.state, file, published)
-        other = VARIANTS.get(stated.variant or "")
-        if other is not None and variant in VARIANTS and type(VARIANTS[variant]) is not type(other):
-            right = stated.variant
-            raise CheckpointError(
-                f"'{file}' holds the weights of '{right}', not of '{variant}'; give the name '{right}'"
-            )
+        _check_family(variant, stated.variant, file)
         own_fields = {**stated.fields, **fields}
         stated_count = own_fields.pop("num_classes", None)
         given = stated_count if num_classes is None else num_classes
@@ -283,6 +278,13 @@ def _check_request(source: object, variant: str | None, fields: Fields) -> None:
         raise ConfigError(f"the network '{variant}' has no weights of its own; give a checkpoint")
     if source is None and str(variant).startswith("timm:") and not fields.get("pretrained"):
         raise ConfigError(f"'{variant}' has random weights; override it with pretrained = true, or give a checkpoint")
+
+
+def _check_family(variant: str, stated: str | None, file: Path | None) -> None:
+    """Refuse a variant of another family than the one that the file states."""
+    other = VARIANTS.get(stated or "")
+    if other is not None and variant in VARIANTS and type(VARIANTS[variant]) is not type(other):
+        raise CheckpointError(f"'{file}' holds the weights of '{stated}', not of '{variant}'; give the name '{stated}'")
 
 
 def _find_variant(
