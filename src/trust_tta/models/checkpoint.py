@@ -99,8 +99,7 @@ class Checkpoint(ModelInfo):
             stated = published.info
         else:
             stated = ModelInfo.from_metadata(weights.metadata, file)
-        variant = variant or _find_variant(stated, weights.state, file, published)
-        _check_family(variant, stated.variant, file)
+        variant = _of_family(variant, stated.variant, file) or _find_variant(stated, weights.state, file, published)
         own_fields = {**stated.fields, **fields}
         stated_count = own_fields.pop("num_classes", None)
         given = stated_count if num_classes is None else num_classes
@@ -280,11 +279,12 @@ def _check_request(source: object, variant: str | None, fields: Fields) -> None:
         raise ConfigError(f"'{variant}' has random weights; override it with pretrained = true, or give a checkpoint")
 
 
-def _check_family(variant: str, stated: str | None, file: Path | None) -> None:
-    """Refuse a variant of another family than the one that the file states."""
-    other = VARIANTS.get(stated or "")
-    if other is not None and variant in VARIANTS and type(VARIANTS[variant]) is not type(other):
+def _of_family(variant: str | None, stated: str | None, file: Path | None) -> str | None:
+    """The variant asked for; one of another family than the file states is refused."""
+    known, other = VARIANTS.get(variant or ""), VARIANTS.get(stated or "")
+    if known is not None and other is not None and type(known) is not type(other):
         raise CheckpointError(f"'{file}' holds the weights of '{stated}', not of '{variant}'; give the name '{stated}'")
+    return variant
 
 
 def _find_variant(
