@@ -1,7 +1,7 @@
 """The worlds benchmark: every method in worlds x streams. A world is a network and its images.
 
     python -m benchmarks.worlds run --networks FOLDER --data FOLDER    resumable; results in runs/worlds.sqlite
-    python -m benchmarks.worlds page --readme README.md               writes docs/results/worlds.md and the README
+    python -m benchmarks.worlds page --readme README.md               writes docs/results/worlds.md, .csv and the README
 
 A small run: `run --images 384 --seeds 1 --worlds shipped_nano,resnet56 --streams online,mixed --methods source,bn,tide
 --corruptions fog,contrast --networks FOLDER`. A world whose network or images are missing is reported and left out.
@@ -32,6 +32,7 @@ from trust_tta.data.corruptions.table import CORRUPTIONS
 from trust_tta.errors import ConfigError
 from trust_tta.methods import list_methods
 from trust_tta.results import Cell, ResultStore
+from trust_tta.results.export import flat_row
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "worlds.md"
 REPEATED = ("source", "bn", "tide", "shot", "roid")  # methods that run with every seed; the others with the first
@@ -421,6 +422,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]
     found, measured = accuracies(cells), _measured(cells)
     write_whole(arguments.out, page_text(found, measured=measured))
+    columns = ("experiment", "method", "domain", "seed", "batch_size", "samples", "accuracy")
+    rows = sorted([str(flat_row(cell)[column]) for column in columns] for cell in cells)
+    write_whole(arguments.out.with_suffix(".csv"), "".join(",".join(row) + "\n" for row in (columns, *rows)))
     if arguments.readme is not None:
         before, _, rest = arguments.readme.read_text(encoding="utf-8").partition(BEGIN)
         written = f"{before}{BEGIN}\n{readme_text(found, measured=measured)}\n{END}{rest.partition(END)[2]}"
