@@ -14,8 +14,7 @@ from torch import Tensor
 def mean(thetas: Sequence[Tensor], counted: Tensor | None = None) -> Tensor:
     """The plain mean: the paper's merge.
 
-    With `counted` (K,), of those alone for which it is true, or the first if there are none; nobody waits for the
-    device that knows which.
+    `counted` (K,) bool: which tensors count; the first does where none is true. No host synchronization.
     """
     first, *rest = thetas
     counted = torch.ones(len(thetas), device=first.device) if counted is None else counted

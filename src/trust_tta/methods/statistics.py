@@ -87,6 +87,8 @@ class Statistics(nn.Module):
             self.norms[path] = make_norm(norm, like)
             self.norms[path].restore_source()
             _replace(model, path, self.norms[path])
+        parts = {"domain": self.shift_detector, "clusters": self.clusters}
+        self._parts = {name: part for name, part in parts.items() if part is not None}
         self.stream_norms = [norm for norm in self.norms.values() if isinstance(norm, StreamNorm)]
         self._observe = GraphedFunction(self._observe_images)
 
@@ -200,11 +202,6 @@ class Statistics(nn.Module):
         self._set_groups(None)
         for part in (*self.norms.values(), *self._parts.values()):
             part.restore_source()
-
-    @property
-    def _parts(self) -> dict[str, ShiftDetector | DomainClusters]:
-        parts = {"domain": self.shift_detector, "clusters": self.clusters}
-        return {name: part for name, part in parts.items() if part is not None}
 
     def state(self) -> dict[str, Any]:
         """Copies of the statistics by name and path, and of what the detector and the clusters hold."""

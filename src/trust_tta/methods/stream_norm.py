@@ -259,7 +259,8 @@ class StreamNorm(AdaptiveNorm):
     ) -> None:
         """Average the previous statistics and the batch's, which have the `weight` (...), now of so many `images`.
 
-        `batch`: mean and variance (..., channels), and the variance (...) between images.
+        `batch`: mean and variance (..., channels), and the variance (...) between images, None where the source is not
+        mixed in. Estimates the share of the stream from the average.
         """
         names = ("mean", "variance", "image_variance")
         old_mean, old_variance, old_between = (getattr(self, f"previous_{prefix}{name}") for name in names)
@@ -273,13 +274,7 @@ class StreamNorm(AdaptiveNorm):
             moved = self._standard(mean, variance) - self._standard(old_mean, old_variance)
             between = torch.lerp(old_between, between, weight) + apart * moved.square().mean((0, -1))
             getattr(self, f"{prefix}image_variance").copy_(between)
-            self.update_share(prefix)
-
-    @torch.no_grad()
-    def update_share(self, prefix: str = "") -> None:
-        """Estimate the share of the stream from its statistics."""
-        mean, variance, images, image_variance, share = (getattr(self, prefix + name) for name in self.STATE)
-        if self.mix_source:
+            mean, variance, images, image_variance, share = (getattr(self, prefix + name) for name in self.STATE)
             distance = self._standard(mean, variance).square().mean((0, -1))
             share.copy_(stream_share(distance, image_variance, images / self.samples))
 
