@@ -7,6 +7,7 @@ set up any more, and of `trust-tta bench` on a small file with the `report` of i
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 import tempfile
 from collections.abc import Callable
@@ -20,7 +21,8 @@ import trust_tta as tt
 from trust_tta.cli.main import main as trust_tta
 
 PACKAGE = str(Path(tt.__file__).parent)
-SKIPPED = {"<module>", "<lambda>", "<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"}
+OTHERS = ("models/", "ops/", "orders.py")  # the network's own
+BELOW = (*OTHERS, "methods/", "data/", "preprocessing.py")  # what a benchmark runs
 BENCHMARK = """\
 methods = ["source", "trust"]
 
@@ -44,7 +46,8 @@ def functions_called(run: Callable[[], Any]) -> list[str]:
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name not in SKIPPED:
+        ours = code.co_filename.startswith(PACKAGE) and code.co_flags & inspect.CO_OPTIMIZED  # no module or class body
+        if event == "call" and ours and not code.co_name.startswith("<"):
             found.setdefault(f"{code.co_filename[len(PACKAGE) + 1 :]}:{code.co_qualname}")
 
     sys.setprofile(note)
@@ -61,11 +64,11 @@ def of_batch(name: str) -> list[str]:
     method = tt.create_method(name, tt.create_model("vmamba_nano", num_classes=10))
     images = torch.rand(16, 3, 32, 32)
     method(images)
-    return [at for at in functions_called(lambda: method(images)) if not at.startswith(("models/", "ops/"))]
+    return [at for at in functions_called(lambda: method(images)) if not at.startswith(OTHERS)]
 
 
 def of_benchmark(folder: Path) -> list[str]:
-    """Through two cells of a benchmark and the report of their store."""
+    """Through two cells of a benchmark and the report of their store, without data, methods and networks."""
     config, store = folder / "small.toml", folder / "runs.sqlite"
     config.write_text(BENCHMARK)
     commands = (["bench", str(config), "--store", str(store)], ["report", str(store), "--out", str(folder / "page")])
@@ -73,7 +76,7 @@ def of_benchmark(folder: Path) -> list[str]:
     found = functions_called(lambda: codes.extend(map(trust_tta, commands)))
     if any(codes):
         raise SystemExit("the benchmark failed")
-    return found
+    return [at for at in found if not at.startswith(BELOW)]
 
 
 def main() -> None:
