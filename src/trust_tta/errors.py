@@ -76,7 +76,7 @@ def users_level() -> int:
 
 
 def reason_of(error: BaseException, *, longest: int = 200) -> str:
-    """What an error of another library says, in one line; its type where it says nothing."""
+    """The message of another library's error in one line, or its type where it has none."""
     return " ".join(str(error).split())[:longest] or type(error).__name__
 
 

@@ -120,7 +120,7 @@ def find_order(order: OrderLike, scan_orders: Sequence[str]) -> ScanOrder | str:
 
 
 def order_name(order: OrderLike) -> str:
-    """The letters of a ScanOrder in whichever form; other strings are taken as they are, for a network to know."""
+    """The letters of a ScanOrder in any form; other strings, which name the orders of some networks, are unchanged."""
     if isinstance(order, ScanOrder):
         return str(order)
     return order if isinstance(order, str) and len(order) != len(LETTERS) else str(ScanOrder(order))

@@ -20,7 +20,7 @@ from trust_tta.bench.speed import (
     stage_shapes,
 )
 from trust_tta.bench.startup import fill_gpu_caches, startup_timings
-from trust_tta.bench.timing import Case, Prepare, Timing, TimingLimits, Work, measure, refuse, repeat
+from trust_tta.bench.timing import Case, Prepare, Timing, TimingLimits, Work, measure, repeat
 from trust_tta.errors import ConfigError
 from trust_tta.models.typed import create_model
 from trust_tta.models.vmamba import VMamba
@@ -100,11 +100,6 @@ def test_a_row_survives_its_own_failure(error: Exception) -> None:
     assert row.failed.startswith(type(error).__name__)
     assert "\n" not in row.failed
     assert (row.median_ms, row.repeats, cleaned) == (None, 0, [True])
-
-
-def test_a_refused_row_is_not_run() -> None:
-    case = Case(timing=TIMING, prepare=prepared(lambda: pytest.fail("it was run")), limits=ONCE)
-    assert refuse(case, "wrong").failed == "refused: wrong"
 
 
 def test_ratios_compare_like_with_like() -> None:

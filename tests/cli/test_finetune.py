@@ -113,6 +113,6 @@ def test_a_network_that_is_there_is_not_replaced(
     assert main(["finetune", *flags, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "model.safetensors' exists and would be lost" in error
-    assert "give another --out" in error
+    assert "give another folder (--out)" in error
     assert error.count("\n") == 1
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("model.safetensors", b"precious")]

@@ -97,7 +97,7 @@ def test_cifar_c_of_every_kind_of_damage(tmp_path: Path) -> None:
     for expected in (
         "CIFAR-10-C: fog: there are 10 images; the whole domain has 10000",
         f"CIFAR-10-C: snow: {folder / 'snow.npy'} is float32 (50, 32, 32, 3); images must be uint8 "
-        "(n, height, width, 3)",
+        "(n, h, w, 3), values 0 to 255",
         f"CIFAR-10-C: saturate: {folder / 'labels.npy'} has 50 labels for the 30 images of saturate.npy; it must have "
         "30 or 6",
     ):

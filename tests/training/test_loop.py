@@ -228,7 +228,7 @@ def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
         (np.zeros((4, 8, 8, 3), np.float32), np.zeros(4, np.int64), "images are float32"),
         (np.zeros((4, 8, 8, 3), np.uint8), np.zeros(3, np.int64), r"labels are int64 \(3,\)"),
         (np.zeros((4, 8, 8, 3), np.uint8), np.full(4, 3), "create it with num_classes=4"),
-        (np.zeros((0, 8, 8, 3), np.uint8), np.zeros(0, np.int64), "n at least 1"),
+        (np.zeros((0, 8, 8, 3), np.uint8), np.zeros(0, np.int64), "there are no images"),
     ],
     ids=["float images", "too few labels", "label beyond the classes", "nothing"],
 )

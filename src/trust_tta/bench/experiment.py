@@ -32,7 +32,7 @@ SHORT_STREAM = 4  # batches in which no method learns much
 CLEAN_IMAGES = 256  # from which methods compute statistics of clean data
 _BARE_LABELS = (ARRAY, "array-c")  # numbers without names, not all of which need to occur
 
-# Time of a batch over that of one forward pass, for methods whose passes do not tell it: measured on an H200
+# Time of a batch relative to one forward pass, where the number of passes does not predict it; measured on an H200
 # (docs/results/method_costs_h200.json).
 MEASURED_COSTS = {
     "sar": 7, "shot": 6, "deyo": 9, "roid": 17, "cmf": 16, "rotta": 48, "cotta": 594, "lame": 4, "neo": 3, "tide": 8,
@@ -133,7 +133,7 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Experime
 
 
 def estimate_costs(plan: ExperimentPlan, store: ResultStore) -> ExperimentPlan:
-    """The plan with the measured costs of methods of which the store has finished cells; others are scaled to them."""
+    """The plan with measured costs for methods that have finished cells; the others' estimates are scaled to match."""
     seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
     estimated = {(sequence.keys[0].method, sequence.keys[0].options): sequence.cost for sequence in plan.sequences}
     for cell in store.results(lambda key: (key.method, key.options) in estimated, history=False):

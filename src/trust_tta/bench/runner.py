@@ -56,11 +56,12 @@ def run_domain(
     method: Method, domain: Domain, options: EvaluationOptions, *, progress: Progress = SILENT
 ) -> CellResult:
     """Adapt on and predict each batch once; a step of progress is a batch, clean images not counted."""
-    meter = make_meter(
-        domain, options, probabilities=method.probabilities, keep=kept_indices(domain, options.keep_samples)
-    )
+    present = np.sort(domain.batches.order[: domain.batches.images])
+    kept = present[spread(len(present), options.keep_samples)].tolist()  # at even distances
+    meter = make_meter(domain, options, probabilities=method.probabilities, keep=kept)
     costs: Counter[str] = Counter()
-    if options.device.type == "cuda":
+    on_gpu = options.device.type == "cuda"
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats(options.device)
     for batch in domain.batches:
         if domain.reset_each_batch:
@@ -76,7 +77,8 @@ def run_domain(
         backwards=costs["backwards"],
         updates=costs["updates"],
         skipped_updates=costs["skipped"],
-        peak_memory=_peak_memory(options.device),
+        # on a CPU, only the whole process could be measured
+        peak_memory=torch.cuda.max_memory_allocated(options.device) if on_gpu else None,
         clean_accuracy=clean_accuracy(method, options, progress=progress),
     )
 
@@ -126,12 +128,6 @@ def small_picture(image: NDArray[np.uint8], *, side: int = LONGER_SIDE) -> bytes
         return file.getvalue()
 
 
-def kept_indices(domain: Domain, count: int) -> list[int]:
-    """`count` indices at even distances among those of the stream."""
-    present = np.sort(domain.batches.order[: domain.batches.images])
-    return [int(index) for index in present[spread(len(present), count)]]
-
-
 def kept_pictures(dataset: Dataset, result: CellResult) -> dict[int, bytes]:
     """The images whose predictions were kept, before preprocessing, by index."""
     if isinstance(dataset, SegmentationDataset):
@@ -147,8 +143,3 @@ def _timed(method: Method, images: Tensor, options: EvaluationOptions) -> tuple[
         outputs: Tensor = method(images)
     wait_for(options.device)
     return outputs, time.perf_counter() - start
-
-
-def _peak_memory(device: torch.device) -> int | None:
-    """Peak bytes of tensors on a GPU; None on a CPU, where only the whole process could be measured."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

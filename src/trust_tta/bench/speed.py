@@ -1,4 +1,4 @@
-"""`trust-tta speed`: forward, Tent, tide, TRUST in each mode and the scan, timed beside the reference scan."""
+"""`trust-tta speed`: forward, Tent, tide, TRUST in each mode and the scan, timed against the reference scan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trust_tta.bench.environment import collect_provenance, now
 from trust_tta.bench.startup import startup_timings
-from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, float32_only, measure, refuse
+from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, float32_only, measure
 from trust_tta.methods.registry import create_method
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.ss2d import SS2D
@@ -100,8 +100,8 @@ def measure_speed(
         progress.start(len(cases), "measuring")
         for case in cases:
             check = checks[case.timing.backend]
-            reason = f"the backend's error is {check.error:.1e} ({check.where})"
-            add(measure(case, device) if check.passed else refuse(case, reason))
+            refused = f"refused: the backend's error is {check.error:.1e} ({check.where})"
+            add(measure(case, device) if check.passed else replace(case.timing, failed=refused))
         progress.finish()
     if settings.startup:
         methods = ("model", "tide") if device.type == "cpu" else STARTUP_METHODS

@@ -23,7 +23,7 @@ CACHE_VARIABLES = (
 )
 TIMEOUT_SECONDS = 600
 
-# What `fill_gpu_caches` runs: the kernels depend on the size of a batch through their tiles, and on TRUST's mode.
+# The work of `fill_gpu_caches`: the kernels depend on the size of a batch through their tiles, and on TRUST's mode.
 GPU_WORK = ("model", "tent", "trust", "trust split", "tide")
 GPU_BATCHES = (16, 1, 128)
 

@@ -83,7 +83,7 @@ def outcome_of(plan: ExperimentPlan, store: ResultStore) -> Outcome:
 
 
 def finished_cells(configs: Sequence[RunConfig], *, without: Collection[str] = ()) -> list[Cell]:
-    """The finished cells of experiments and data sets, whatever run wrote them, `without` those of some digests."""
+    """All finished cells of these experiments and data sets, except those with a digest in `without`."""
     wanted = {(config.experiment, config.data.dataset) for config in configs}
     cells: list[Cell] = []
     for path in dict.fromkeys(config.store for config in configs):
@@ -153,7 +153,7 @@ def check_sequence(experiment: Experiment, sequence: CellSequence) -> None:
 
 
 class CellWriter:
-    """Writes cells to a store and reports each in a line, of several experiments with data set and setting."""
+    """Writes cells to a store and reports each in a line; with `several` experiments, it names data set and setting."""
 
     def __init__(
         self, plan: ExperimentPlan, store: ResultStore, progress: Progress = SILENT, *, several: bool = False

@@ -87,11 +87,9 @@ def measure(case: Case, device: torch.device) -> Timing:
     except Exception as error:  # too little memory, or a kernel that this device cannot run, is a result
         return replace(case.timing, failed=f"{type(error).__name__}: {reason_of(error)}")
     finally:
-        _free(device)
-
-
-def refuse(case: Case, reason: str) -> Timing:
-    return replace(case.timing, failed=f"refused: {reason}")
+        if device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def warm_up(work: Work, clock: Clock, limits: TimingLimits) -> float:
@@ -178,9 +176,3 @@ def _spread(times: Sequence[float]) -> tuple[float, float]:
         return times[0], times[0]
     cuts = statistics.quantiles(times, n=5, method="inclusive")
     return cuts[0], cuts[3]
-
-
-def _free(device: torch.device) -> None:
-    if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()

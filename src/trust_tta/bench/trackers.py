@@ -124,7 +124,7 @@ class CellLogger:
 def log_cells(name: str | None, parts: Sequence[RunConfig]) -> Iterator[Callable[[], None] | None]:
     """The function that logs newly finished cells of these experiments; None without a tracker.
 
-    What fails is tried again at the next call; at the end it raises TrustError.
+    A failure is retried at the next call; a failure at the end raises TrustError.
     """
     if name is None:
         yield None

@@ -179,7 +179,7 @@ def _written(default: object) -> str:
 
 
 def add_engine_arguments(parser: ArgumentParser, *, task: str = "") -> None:
-    """Flags for what runs the work, and where; for the resources of each `task`, if there are several."""
+    """The flags --engine and --address, and those for the resources of each `task` where there are several tasks."""
     add = parser.add_argument
     add("--engine", default="local", choices=("local", "ray"), metavar="NAME",
         help="local (default), or ray: a Ray cluster")  # fmt: skip

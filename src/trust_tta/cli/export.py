@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from typing import Any
+from argparse import ArgumentParser, Namespace
 
 from trust_tta.cli.arguments import add_network_arguments, use_passive_threads
 from trust_tta.cli.output import ProgressDisplay, say, try_file
@@ -26,17 +25,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--out", metavar="FILE", help="the file to write (default: here, named after the network)")
     add_network_arguments(parser)
     size = "height and width of the images (default: those of training); any, for ONNX files: any height and width"
-    add("--size", type=_size, metavar="PIXELS|any", help=size)
+    add("--size", type=lambda text: int(text) if text.isdecimal() else text, metavar="PIXELS|any", help=size)
     pixels = "input of the file: float, (n, 3, h, w) from 0 to 1, or uint8, (n, h, w, 3) (default float)"
     add("--pixels", default="float", choices=("float", "uint8"), help=pixels)
     add("--int8", action="store_true", help="quantize the linear layers of an ONNX file to int8")
     add("--images", metavar="FOLDER", help="real images for the comparison with PyTorch (default: some of CIFAR-10)")
-
-
-def _size(text: str) -> Any:
-    if text != "any" and not (text.isdecimal() and int(text) > 0):
-        raise ArgumentTypeError(f"it is {text!r}; give a number of pixels > 0, or any")
-    return text if text == "any" else int(text)
 
 
 def run(arguments: Namespace) -> None:

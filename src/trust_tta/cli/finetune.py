@@ -8,7 +8,6 @@ from pathlib import Path
 from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, use_passive_threads
 from trust_tta.cli.output import ProgressDisplay, try_folder
 from trust_tta.cli.train import add_data_arguments, conclude
-from trust_tta.errors import ConfigError
 
 EXAMPLES = """\
   trust-tta finetune --checkpoint vmamba_tiny_s1l8_imagenet --data cifar10 --root data --out runs/tiny_cifar10
@@ -39,9 +38,7 @@ def run(arguments: Namespace) -> None:
     find_spec(arguments.data)  # refuses an unknown name before PyTorch is imported
     preprocessing = find_preset(arguments.preprocessing) if arguments.preprocessing else None
     recipe = parse(FinetuneRecipe, schema_values(arguments, FinetuneRecipe), where="the recipe")
-    out = try_folder("--out", arguments.out)
-    if (out / "model.safetensors").exists():
-        raise ConfigError(f"'{out / 'model.safetensors'}' exists and would be lost; give another --out, or delete it")
+    try_folder("--out", arguments.out)
     from trust_tta.bench.environment import choose_device
     from trust_tta.models.checkpoint import Checkpoint
     from trust_tta.training import finetune, open_training_data

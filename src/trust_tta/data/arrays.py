@@ -18,6 +18,7 @@ from trust_tta.config_io import read_json
 from trust_tta.data.class_matching import numeric_class_names
 from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, array_dataset
+from trust_tta.data.images import check_pixels
 from trust_tta.data.registry import DatasetSpec
 from trust_tta.errors import DataError, reason_of
 
@@ -61,10 +62,7 @@ def open_array(path: Path) -> NDArray[Any]:
 
 def open_images(path: Path) -> NDArray[np.uint8]:
     """Memory-map an array of images, uint8 (n, h, w, 3)."""
-    array = open_array(path)
-    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3:
-        raise DataError(f"{path} is {array.dtype} {array.shape}; images must be uint8 (n, height, width, 3)")
-    return array
+    return check_pixels(open_array(path), f"{path} is")
 
 
 def open_labels(path: Path) -> NDArray[np.int64]:
@@ -132,7 +130,7 @@ def recorded_severities(folder: Path) -> tuple[int, ...]:
 
 
 def open_corrupted(spec: DatasetSpec, folder: Path, domain: str, *, severity: int) -> Dataset:
-    """One severity of `<domain>.npy`, with the labels of `labels.npy`; an array of one block is that of any."""
+    """One severity of `<domain>.npy`, with the labels of `labels.npy`; a single block serves every severity."""
     path = folder / f"{domain}.npy"
     images, labels = open_images(path), open_labels(folder / LABELS)
     one = next(known.images for known in spec.domains if known.name == domain)

@@ -20,7 +20,6 @@ from PIL import Image
 from trust_tta.config_io import read_json
 from trust_tta.data.arrays import LABELS, RECORD_NAME, open_array
 from trust_tta.data.corruptions.apply import (
-    check_images,
     check_request,
     check_workers,
     make_tasks,
@@ -31,7 +30,7 @@ from trust_tta.data.corruptions.apply import (
 from trust_tta.data.corruptions.table import CORRUPTIONS, choose_table
 from trust_tta.data.dataset import FileImages
 from trust_tta.data.file_io import hash_array, write_bytes, write_npy, writing
-from trust_tta.data.images import SUFFIXES, check_size, list_images, read_image
+from trust_tta.data.images import SUFFIXES, check_pixels, check_size, list_images, read_image
 from trust_tta.data.loading import subfolders
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.progress import SILENT, Progress
@@ -60,7 +59,7 @@ def corrupt_array(
     input and options are kept; any number of workers gives the same bytes. Returns the files.
     """
     images = source if isinstance(source, np.ndarray) else open_array(Path(source))
-    check_images(images)
+    check_pixels(images, "images are")
     if len(images) == 0:
         raise DataError("the array holds no images; give at least one, shape (n, h, w, 3)")
     severities = _check_options(corruptions, severities, seed, workers)
@@ -129,7 +128,7 @@ def corrupt_folder(
 
 @dataclass(frozen=True)
 class CorruptionRecord:
-    """Everything that decides the bytes of the files beside it."""
+    """Everything that determines the bytes of the files next to it."""
 
     source: str  # sha256 of the pixels, or of the names and sizes of the images
     images: int

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trust_tta.data.class_matching import are_numeric, match_classes
 from trust_tta.data.file_io import hash_array, hash_file_sizes, hash_strings
-from trust_tta.data.images import read_image
+from trust_tta.data.images import check_pixels, read_image
 from trust_tta.errors import DataError
 
 _PROBES = 64  # images that stand for all of a sequence
@@ -181,9 +181,8 @@ def array_dataset(
     severity: int | None = None,
 ) -> Dataset:
     """A data set from arrays in memory: images uint8 (n, h, w, 3), labels (n,)."""
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
-        raise DataError(f"{name}/{domain} is {images.dtype} {images.shape}; images must be uint8 (n, h, w, 3)")
-    return Dataset(name, domain, ArrayImages(images), labels.astype(np.int64), tuple(class_names), severity)
+    pixels = check_pixels(images, f"{name}/{domain} is")
+    return Dataset(name, domain, ArrayImages(pixels), labels.astype(np.int64), tuple(class_names), severity)
 
 
 def python_dataset(content: Any, indices: NDArray[np.int64], *, name: str, domain: str) -> Dataset:

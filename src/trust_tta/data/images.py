@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,15 @@ def check_size(height: int, width: int) -> None:
     """Refuse a size that would not fit in memory, before anything is made that large."""
     if height * width > MAX_PIXELS:
         raise DataError(f"an image of {height}x{width} pixels is too large; at most {MAX_PIXELS} pixels are handled")
+
+
+def check_pixels(array: Any, what: str) -> NDArray[np.uint8]:
+    """The array, if it is uint8 (n, h, w, 3); `what` begins the message, as "images are"."""
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{what} a {type(array).__name__}; give an array, uint8 (n, h, w, 3)")
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3 or 0 in array.shape[1:3]:
+        raise DataError(f"{what} {array.dtype} {array.shape}; images must be uint8 (n, h, w, 3), values 0 to 255")
+    return array
 
 
 def _open(file: ImageFile) -> Image.Image:

@@ -41,7 +41,7 @@ _WANTED: dict[DiskLayout, str] = {
 
 
 class DomainSpec(Schema):
-    """One domain: its number of images (at one severity), the names its folder may have beside its own."""
+    """One domain: its number of images (at one severity), other names of its folder."""
 
     name: str
     images: int

@@ -167,8 +167,8 @@ def stream_order(
 ) -> NDArray[np.int64]:
     """The indices into the joined `datasets` in the order of the stream, int64 (n,); each at most once.
 
-    The order of a domain depends on the seed and its name alone, not on the other domains; that of a `segment` of a
-    sequence on the name of the segment, so that a domain that returns has other images.
+    The order of a domain depends on the seed and its name alone, not on the other domains. In a sequence it depends on
+    the name of the `segment` instead, so that a domain that returns shows other images.
     """
     chosen, offset = [], 0
     for dataset in datasets:

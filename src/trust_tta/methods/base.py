@@ -144,7 +144,7 @@ class Method(nn.Module):
         """Initialize the attributes that `state_spec` names; called at every return to the source."""
 
     def state_spec(self) -> dict[str, Spec]:
-        """Attributes that change beside weights and statistics, and what each may hold unless it is None."""
+        """Attributes that change, besides weights and statistics, with the values that each may have unless None."""
         return {}
 
     def check_state(self, state: Mapping[str, Any]) -> None:

@@ -205,7 +205,7 @@ class FlatParameters:
 
 
 def _can_alias(tensor: Tensor, view: Tensor, users: int) -> bool:
-    """Whether a tensor can move to `view`: same layout, aligned, and nobody else uses its present memory."""
+    """Whether a tensor can move to `view`: same layout, aligned, and no other tensor uses its present memory."""
     if (tensor.dtype, tensor.device, tensor.stride()) != (view.dtype, view.device, view.stride()):
         return False
     storage = tensor.untyped_storage()

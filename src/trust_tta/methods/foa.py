@@ -33,8 +33,8 @@ class FoaOptions(MethodOptions):
 
     `prompts`: learned tokens, after the class token or as a row below the first map. `population`: candidates per
     batch. `sigma`: first step size of the search. `weight` of the distance to the source's statistics. `fitness`:
-    whether the entropy in it is of the prediction before the features are shifted. `initial`: the tokens that compete
-    beside the first population.
+    whether the entropy in it is of the prediction before the features are shifted. `initial`: one more
+    candidate of the first population.
     """
 
     source_statistics: StatisticsOption = None
@@ -167,7 +167,7 @@ class Search:
     """
 
     def __init__(self, first: Vector, *, population: int, sigma: float, seed: int) -> None:
-        """`first` (dimension,) competes beside the first population, which is drawn about zero."""
+        """`first` (dimension,): one more candidate of the first population, which is drawn about zero."""
         options = {"popsize": population, "randn": Normals(seed), "seed": np.nan, "verbose": -9, "verb_log": 0}
         self.strategy: Any = require("cma", extra="foa").CMAEvolutionStrategy(np.zeros(len(first)), sigma, options)
         self.best: Vector = first

@@ -24,8 +24,10 @@ class NeoOptions(MethodOptions):
 
 
 class Neo(FeatureMethod):
-    """Features shifted to zero mean, the center that the classifier was trained around; the mean is that of the stream,
-    the present batch included."""
+    """Features shifted to zero mean, around which the classifier was trained.
+
+    The mean is over the stream, the present batch included.
+    """
 
     name = "neo"
     Options = NeoOptions

@@ -32,7 +32,7 @@ class ImagePrompts:
         self.network = network
 
     def embed(self, images: Tensor) -> Tensor:
-        """What the prompts are added to."""
+        """The tensor that prompts are added to."""
         return images
 
     def width(self, x: Tensor) -> int:

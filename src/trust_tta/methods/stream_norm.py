@@ -283,5 +283,5 @@ class StreamNorm(AdaptiveNorm):
 
 
 def average_weight(previous: Tensor, new: Tensor) -> Tensor:
-    """Weight of `new` images beside the `previous` ones in the exponentially decayed average."""
+    """Weight of `new` images in the exponentially decayed average with `previous` ones."""
     return torch.maximum(new / (previous + new).clamp_min(1e-6), 1 - torch.exp2(-new / TIDE.stream_memory))

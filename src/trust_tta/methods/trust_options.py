@@ -30,8 +30,8 @@ OrderNames = Annotated[tuple[str, ...] | None, BeforeValidator(_order_names)]
 
 
 class OrderOptions(LearningOptions):
-    """`orders`: an explicit list, or what `rank_orders` returned, of which the first `k` are taken; None: `k` of the
-    paper's six, those of the lowest entropy, or of the network's own where it has others."""
+    """`orders`: an explicit list, or the first `k` of a ranking by `rank_orders`; None: the `k` of the paper's six with
+    the lowest entropy, or of the network's own orders where it has others."""
 
     parameters: ParameterSet = "ss2d"
     orders: OrderNames = None

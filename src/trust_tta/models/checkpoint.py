@@ -241,7 +241,7 @@ def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head
 
 
 def describe(network: nn.Module) -> ModelInfo:
-    """What a network says of itself; of ours, the nearest variant and the fields that differ from it."""
+    """Facts from the attributes of a network; for ours, also the nearest variant and the fields that differ from it."""
     config, preprocessing = getattr(network, "config", None), getattr(network, "preprocessing", None)
     classes, license = getattr(network, "classes", None), getattr(network, "license", None)
     classes = tuple(classes) if classes else None
@@ -365,7 +365,7 @@ def _choose_preprocessing(
 ) -> Preprocessing:
     """The given preprocessing, else the stated one, else the network's; refused if training used another.
 
-    What a network from outside says of itself is that of its own weights, not of those in a file.
+    A network from outside states the preprocessing of its own weights, not of those in a file.
     """
     known = stated.preprocessing or default.preprocessing
     if given is None and known is None:

@@ -64,14 +64,11 @@ class NetworkConfig(Schema):
 
     def changes_from(self, other: NetworkConfig) -> dict[str, Any]:
         """The fields, but for the classes, in which this differs from another configuration of its kind."""
-        own = {name: getattr(self, name) for name in type(self).model_fields if name != "num_classes"}
-        return {name: value for name, value in own.items() if value != getattr(other, name)}
+        return {name: value for name, value in self if name != "num_classes" and value != getattr(other, name)}
 
     def override(self, changes: Mapping[str, Any]) -> Self:
         """A copy with some fields changed; an unknown field is refused with the nearest known one."""
-        kind = type(self)
-        own = {name: getattr(self, name) for name in kind.model_fields}
-        return parse(kind, {**own, **changes}, where=kind.__name__)
+        return parse(type(self), {**dict(self), **changes}, where=type(self).__name__)
 
 
 class VMambaConfig(NetworkConfig):
@@ -344,8 +341,8 @@ class MambaVisionConfig(NetworkConfig):
             raise ValueError(f"{wrong[0][1]} heads do not divide {wrong[0][0]} channels; give heads that do")
 
 
-# Keywords of upstream's VSSM: our fields for them, those whose published values change nothing here, of which any other
-# value is refused, and values that have another name here.
+# Keywords of upstream's VSSM: our field for each; keywords that no field stands for, with the values that are accepted;
+# and values that have another name here.
 _ANYTHING = None  # of keywords that change nothing, whatever their value
 _VMAMBA = {
     "depths": "depths",

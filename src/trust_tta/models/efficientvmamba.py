@@ -1,4 +1,4 @@
-"""EfficientVMamba: early stages scan four interleaved quarters of the map beside a convolution, late ones convolve.
+"""EfficientVMamba: early stages scan four interleaved quarters of the map and convolve, late ones only convolve.
 
 Pei et al., "EfficientVMamba: Atrous Selective Scan for Light Weight Visual Mamba", AAAI 2025.
 """

@@ -18,7 +18,7 @@ from trust_tta.ops.tensors import Parameters
 
 
 class ChannelAttention(nn.Module):
-    """Weigh the channels of sequences (.., c, l) by what the normalized tokens are on average."""
+    """Weigh the channels of sequences (.., c, l) by the mean of their normalized tokens."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a weights file says of its network, as the metadata of safetensors: strings by name, some of them JSON."""
+"""Metadata of a weights file about its network: strings by name, some of them JSON, as safetensors stores them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_FIELDS: Fields = MappingProxyType({})
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What is known of a network beside its weights; None: unknown."""
+    """Facts about a network besides its weights; None: unknown."""
 
     variant: str | None  # ours, or "package.module:Name"
     fields: Fields  # in which the network differs from the variant; the arguments of a factory
@@ -32,7 +32,7 @@ class ModelInfo:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], file: Path | None) -> ModelInfo:
-        """What the metadata of `file` states; the license is left to the caller."""
+        """Facts from the metadata of `file`; the caller adds the license."""
         fields = _read_json(metadata, "overrides", dict, file) or {}
         return ModelInfo(
             variant=metadata.get("variant"),

@@ -26,9 +26,8 @@ class Backbone(VMamba):
     """A VMamba without its classifier, and with a norm for the map of each stage."""
 
     def __init__(self, config: VMambaConfig) -> None:
-        super().__init__(
-            VMambaConfig(**{n: getattr(config, n) for n in VMambaConfig.model_fields} | {"num_classes": 1})
-        )
+        own = {name: value for name, value in config if name in VMambaConfig.model_fields}
+        super().__init__(VMambaConfig(**own | {"num_classes": 1}))
         del self.classifier
         for i, dim in enumerate(config.dims):
             self.add_module(f"outnorm{i}", make_norm(config.norm, dim))
@@ -88,7 +87,7 @@ class UPerHead(nn.Module):
         return features
 
     def pool(self, x: Tensor) -> Tensor:
-        """The coarsest map (n, c, h, w) beside its averages over cells of several sizes, (n, channels, h, w)."""
+        """The coarsest map (n, c, h, w) with its averages over cells of several sizes, (n, channels, h, w)."""
         pooled = [resize(branch(x), x.shape[2:]) for branch in self.psp_modules]
         y: Tensor = self.bottleneck(torch.cat([x, *pooled], 1))
         return y

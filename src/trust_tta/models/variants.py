@@ -163,9 +163,8 @@ _VMAMBA: dict[str, VMambaConfig] = {
 
 def _segmenter(backbone: str) -> UPerNetConfig:
     """The backbone under UPerNet's heads; the small one gets small heads."""
-    fields = {name: getattr(_VMAMBA[backbone], name) for name in VMambaConfig.model_fields}
     heads = {"channels": 48, "auxiliary_channels": 32} if backbone == "vmamba_nano" else {}
-    return UPerNetConfig(**fields | {"num_classes": 150} | heads)
+    return UPerNetConfig(**dict(_VMAMBA[backbone]) | {"num_classes": 150} | heads)
 
 
 VARIANTS: dict[str, NetworkConfig] = {

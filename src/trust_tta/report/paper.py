@@ -164,10 +164,7 @@ def _compare_row(group: ResultGroup, table: PublishedTable, wanted: PublishedRow
 
 
 def _matches(variant: Variant, wanted: PublishedRow) -> bool:
-    """Whether a line of ours has the method and options of a published one.
-
-    What the published row names must be ours; what it leaves at its usual value may not be another here.
-    """
+    """Whether a variant has the method of a published row, the options that the row names, and usual values else."""
     ours, named = effective_options(json.loads(variant.options)), wanted.options
     usual = load_published().settings.get(wanted.method, {})
     if variant.method != wanted.method or ("orders" not in named and ours.get("orders") is not None):

@@ -61,10 +61,6 @@ class Section:
     charts: Sequence[Chart] = ()
     free: bool = False  # independent of the pickers of methods and domains
 
-    @property
-    def has_content(self) -> bool:
-        return bool(self.tables or self.small or self.charts)
-
 
 @dataclass(frozen=True)
 class Gallery:
@@ -113,17 +109,13 @@ def group_sections(group: ResultGroup) -> list[Section]:
     if names := [v.name for v in group.variants if v.method in NO_PROBABILITIES]:
         confidence += f" The confidence of {joined(names)} is not a probability: its logits are scaled by class priors."
     sections = [
-        Section("Is the best significantly better?", significance, _present(compared)),
-        Section("At equal cost" if equal else "Cost", tables=_present(equal, costs)),
+        Section("Is the best significantly better?", significance, [compared] if compared else []),
+        Section("At equal cost" if equal else "Cost", tables=[table for table in (equal, costs) if table]),
         Section("Stability and forgetting", charts=charts.stability(group)),
-        Section("Calibration", confidence, _present(calibration), small=charts.reliability(group)),
+        Section("Calibration", confidence, [calibration] if calibration else [], small=charts.reliability(group)),
         Section("Options that were varied", charts=charts.ablations(group), free=True),
     ]
-    return [section for section in sections if section.has_content]
-
-
-def _present(*found: DataTable | None) -> list[DataTable]:
-    return [table for table in found if table is not None]
+    return [section for section in sections if section.tables or section.small or section.charts]
 
 
 def galleries(group: ResultGroup, report: Report) -> list[Gallery]:

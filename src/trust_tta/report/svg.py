@@ -270,7 +270,8 @@ def _lines(chart: Chart) -> Element:
         x = replace(log_scale(across, left + 8, right), ticks=tuple(sorted(set(across))))
     y = linear_scale(_extent(chart, series), bottom - (18 if outliers else 0), top)
     shapes = [] if named else bottom_axis(x, bottom, top, chart.x_label)
-    shapes += [_slanted(x(float(i)), bottom + 14, name, -38) for i, name in enumerate(chart.categories)]
+    for i, name in enumerate(chart.categories):
+        shapes.append(text(x(float(i)), bottom + 14, shortened(name, 16), anchor="end", role="tick", angle=-38))
     shapes += left_axis(y, left, right + 4, chart.y_label)
     for i, s in enumerate(series):
         # intervals of several curves are moved to the left, so that they do not overlap
@@ -391,11 +392,6 @@ def _interval(
 def _outlier_note(chart: Chart, outliers: Sequence[Series], x: float, y: float) -> list[Element]:
     named = ", ".join(f"{s.variant.name} {chart.text(s.mean)}" for s in outliers)
     return [text(x, y, f"↓ below the frame: {named}", role="tick")] if outliers else []
-
-
-def _slanted(x: float, y: float, name: str, angle: int) -> Element:
-    """A tilted name that ends (angle above -45) or begins at its place."""
-    return text(x, y, shortened(name, 16), anchor="end" if angle > -45 else "start", role="tick", angle=angle)
 
 
 def _of(variant: Variant, *shapes: Element) -> Element:

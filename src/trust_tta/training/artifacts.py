@@ -69,7 +69,7 @@ def write_network(
 ) -> dict[str, Any]:
     """Write the weights in fp16, the record and the card, each whole or not at all; return the record.
 
-    The last of the accuracies is that of the weights that are written.
+    The last accuracy is that of the written weights.
     """
     path = folder / WEIGHTS
     export_model(model, path, metadata=origin.metadata(list(accuracy.values())[-1]))

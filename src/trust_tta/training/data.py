@@ -67,7 +67,7 @@ def open_training_data(
         whole = _without(spec, root, target)
     order, count = np.random.default_rng(seed).permutation(len(whole)), max(1, round(share * len(whole)))
     if len(whole) - count < 2:
-        raise DataError(f"{root} has {len(whole)} images to train on; give more, at least 2 beside those held out")
+        raise DataError(f"{root} has {len(whole)} images to train on; give more, at least 2 besides those held out")
     chosen, held_out = np.sort(order[count:]), np.sort(order[:count])
     return TrainingData(spec, whole.pick(chosen), whole.pick(held_out), "validation")
 

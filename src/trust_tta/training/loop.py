@@ -277,7 +277,7 @@ def save_state(path: Path, state: Mapping[str, Any], identity: Mapping[str, str]
 
 
 def load_state(path: Path, identity: Mapping[str, str], device: torch.device) -> dict[str, Any]:
-    """Read a state of `save_state`; that of another run is refused with the differences."""
+    """Read a state of `save_state`; a state of another run is refused with the differences."""
     try:
         state: Any = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # the reader raises many types; each means the same to a user

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
+from trust_tta.data.images import check_pixels
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.training.recipe import Recipe, TrainRecipe
 
@@ -91,9 +92,9 @@ def accuracy(predictions: Tensor, labels: Tensor) -> float:
 
 
 def check_images(images: NDArray[Any]) -> None:
-    """Refuse arrays that are not uint8 (n, h, w, 3)."""
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or len(images) == 0:
-        raise DataError(f"images are {images.dtype} {images.shape}; give uint8 (n, height, width, 3), n at least 1")
+    """Refuse arrays that are not uint8 (n, h, w, 3), and empty ones."""
+    if not len(check_pixels(images, "images are")):
+        raise DataError("there are no images; give at least one")
 
 
 def check_labels(labels: NDArray[Any], images: int, *, classes: int | None = None) -> None:

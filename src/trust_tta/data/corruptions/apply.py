@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,8 @@ from trust_tta.data.corruptions.table import (
     choose_table,
     level_of,
 )
-from trust_tta.errors import ConfigError, DataError, StateError
+from trust_tta.data.images import check_pixels
+from trust_tta.errors import ConfigError, StateError
 from trust_tta.schema import did_you_mean
 
 Task = TypeVar("Task")
@@ -70,7 +71,7 @@ def corrupt(
     table: "cifar" or "imagenet", by default the former up to 32 pixels and the latter above. Image i depends on
     (seed, corruption, severity, first_index + i) alone, so neither batches nor workers change a pixel.
     """
-    check_images(images)
+    check_pixels(images, "images are")
     check_request(corruption, severity, seed)
     if first_index < 0:
         raise ConfigError(f"first_index {first_index} is negative; give the index of the first image, an integer >= 0")
@@ -83,17 +84,6 @@ def corrupt(
             out[done : done + len(result)] = result
             done += len(result)
     return out
-
-
-def check_images(images: Any) -> None:
-    """Refuse arrays that are not uint8 (n, h, w, 3)."""
-    if not isinstance(images, np.ndarray):
-        raise DataError(f"images are a {type(images).__name__}; give a uint8 numpy array of shape (n, h, w, 3)")
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or 0 in images.shape[1:3]:
-        raise DataError(
-            f"images have dtype {images.dtype} and shape {images.shape}; "
-            "give uint8 of shape (n, h, w, 3), values 0 to 255, channels last"
-        )
 
 
 def check_request(corruption: str, severity: int, seed: int) -> None:
