@@ -208,7 +208,7 @@ HEAD = """# Results
 
 - [Which method for which stream](choose.md): thirteen methods in thirteen kinds of stream, and what each costs.
 - [Worlds](worlds.md): methods on other networks, other images and more classes; `python -m benchmarks.worlds run`, then
-  `page`. There, too: what [halving and doubling each constant of `tide`](tables/tide_constants.md) costs.
+  `page`.
 - [The paper](paper.md): the experiments of the TRUST paper, and how to run them.
 
 Below are the tables and records behind these pages, each with the command that wrote it. The pages are written by

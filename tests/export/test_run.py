@@ -20,8 +20,7 @@ NANO = "vmamba_nano_cifar10"
 
 
 def adapted(steps: int = 1) -> tt.Method:
-    """A method whose prediction is the network's, averaged over mirror images: no file holds the class prior."""
-    method = tt.create_method("tide", tt.create_model("vmamba_nano", checkpoint=NANO), correct_prior=False)
+    method = tt.create_method("tide", tt.create_model("vmamba_nano", checkpoint=NANO))
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     for _ in range(steps):
         method(images)

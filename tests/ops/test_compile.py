@@ -71,7 +71,7 @@ with torch.device("meta"):
     few = torch.empty(200, c, dtype=dtype)
     _, *moments = triton_norm.normalize_small(few, weight, weight, 1e-5)
     stream = triton_norm.StreamStatistics(*(torch.empty((c,) * i) for i in (1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1)))
-    triton_norm.follow_stream((weight, weight, weight[0]), stream, (weight, weight), 2.0, 1e-5, -1e-3)
+    triton_norm.follow_stream((weight, weight, weight[0]), stream, (weight, weight), (4.0, 0.01), 1e-5, -1e-3)
     first, second = (triton_linear.Weight(w, w) for w in torch.empty(2, 4 * c, c, dtype=dtype))
     hidden = triton_linear.product(rows, first, torch.empty(4 * c, dtype=dtype), gelu=True)
     triton_linear.product(hidden, triton_linear.Weight(*torch.empty(2, c, 4 * c, dtype=dtype)), add=rows)

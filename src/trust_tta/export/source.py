@@ -18,9 +18,11 @@ from trust_tta import __version__
 from trust_tta.errors import CheckpointError, ConfigError, StateError
 from trust_tta.live.snapshots import Folder, read_state
 from trust_tta.methods.base import Method
+from trust_tta.methods.tide.class_prior import network_bias
 from trust_tta.methods.tide.source_mixing import mix_statistics
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint, describe
+from trust_tta.models.classifier import classifiers
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.schema import parse, show
 
@@ -158,6 +160,7 @@ def _of_state(source: ExportSource, state: Mapping[str, Any], books: Mapping[str
         if used.get(theirs):
             buffers = {name: getattr(norm, ours) for name, norm in norms.items()}
             moved += _load(buffers, used[theirs], "statistics")
+    moved += _correct_bias(source.network, state.get("extra") or {})
     if not moved and state["method"] != "source":
         raise StateError(
             f"this state of '{state['method']}' changes no weights or statistics; export the network itself"
@@ -184,6 +187,19 @@ def _used_statistics(norms: Mapping[str, _BatchNorm], statistics: Mapping[str, A
             source = norm.running_mean, norm.running_var
             used["mean"][name], used["variance"][name] = mix_statistics((mean, variance), source, share)
     return used
+
+
+def _correct_bias(network: nn.Module, extra: Mapping[str, Any]) -> int:
+    """Subtract the classes' bias that tide has found from the bias of the classifier; returns how many changed."""
+    scores, spread = extra.get("scores"), extra.get("spread")
+    layers = classifiers(network)
+    bias = layers[0].bias if len(layers) == 1 and isinstance(layers[0], nn.Linear) else None
+    if bias is None or not isinstance(scores, Tensor) or not isinstance(spread, Tensor):
+        return 0
+    if not scores.any() or scores.shape[1] != len(bias):
+        return 0
+    bias.sub_(network_bias(scores, spread)[0].to(bias))
+    return 1
 
 
 def _load(targets: Mapping[str, Tensor | None], values: Mapping[str, Any], what: str) -> int:

@@ -42,7 +42,8 @@ class Statistics(nn.Module):
     also where the network has no BatchNorm.
 
     `norms`: the norms that replaced BatchNorms, by path. `uses_batch`: each batch is normalized by itself alone.
-    `unchanged`: probability () that the batch continues the domain.
+    `unchanged`: probability () that the batch continues the domain. `groups`: the domain (n,) of each image of the
+    batch, where it is `mixed`.
     """
 
     shift_detector: ShiftDetector | None
@@ -67,6 +68,7 @@ class Statistics(nn.Module):
         self.uses_batch = kind == "batch" and make_norm is None and bool(found)
         self.shift_detector = self.clusters = None
         self.unchanged: Tensor | float = 1.0
+        self.groups: Tensor | None = None
         self.state_names: tuple[str, ...] = ()
         if make_norm is not None:
             self.state_names = AdaptiveNorm.STATE
@@ -75,7 +77,7 @@ class Statistics(nn.Module):
             self.state_names = StreamNorm.STATE
             if found or detect_shifts:
                 self.shift_detector = ShiftDetector(like)
-                if found and cluster_domains:
+                if cluster_domains:
                     self.clusters = DomainClusters(self.shift_detector.reference)
                     self.state_names += StreamNorm.GROUP_STATE
         elif kind == "batch":
@@ -101,12 +103,8 @@ class Statistics(nn.Module):
         """Whether the images of the batch are of several domains, each with its own statistics."""
         return self.clusters is not None and self.clusters.active
 
-    @property
-    def groups(self) -> Tensor | None:
-        """The domain (n,) of each image of the batch, where it is `mixed`."""
-        return self.stream_norms[0].groups if self.stream_norms else None
-
     def _set_groups(self, groups: Tensor | None) -> None:
+        self.groups = groups
         for norm in self.stream_norms:
             norm.groups = groups
 

@@ -132,7 +132,9 @@ def finetune(
     begun = time.perf_counter()
     folder, recipe = Path(out), recipe or FinetuneRecipe()
     if (folder / artifacts.WEIGHTS).exists():
-        raise ConfigError(f"'{folder / artifacts.WEIGHTS}' exists and would be lost; give another folder (--out), or delete it")
+        raise ConfigError(
+            f"'{folder / artifacts.WEIGHTS}' exists and would be lost; give another folder (--out), or delete it"
+        )
     preprocessing = checkpoint.preprocessing.for_layout(data.spec.layout)
     chosen, held_out = LazyImages(data.train), LazyImages(data.held_out)
     _announce(data, progress)

@@ -13,7 +13,7 @@ p_i be the mean probability of the two views of image i, and n the images of the
 
        a  =  D / (D + 4 V / (n - 1) + 0.01).
 3. **Domain clusters** (`domain_clusters.py`). Where the descriptions of the images vary more than those of one domain,
-   k-means finds 8 clusters, and each BatchNorm keeps statistics for each of them.
+   k-means finds C = 8 clusters, and each BatchNorm keeps statistics for each of them; else C = 1.
 4. **Class prior** (`class_prior.py`). With the mean b of the centered log-probabilities z_i over the stream, which
    shows the classes that the network prefers, and the mean prediction pi_i of the neighbors of image i in the stream,
 
@@ -21,17 +21,17 @@ p_i be the mean probability of the two views of image i, and n the images of the
 
    where a is the share of source mixing with D = |b|^2, V the variance of the z_i, and 0.1 (D + V) in place of 0.01,
    and c is the autocorrelation of the predictions along the stream, less what chance gives. pi is found by expectation
-   maximization.
+   maximization. In a mixed stream, b is that of the image's cluster.
 5. **Loss**. The mutual information of images and classes, L = - 1/n sum_i KL(p_i || q), for the geometric mean p_i of
    the views and the mean prediction q of the stream. Classes of pixels are too uneven for it: segmentation minimizes
    the class confusion (Jin et al., ECCV 2020).
 6. **Step**. Adam gives a step s for the N weights; with the expected error rate e of the domain,
 
-       theta  <-  theta + s (1 - w) min(1, e / 0.12) (1 - e) sqrt(n / 128) sqrt(2^19 / max(N, 2^14))
+       theta  <-  theta + s (1 - w) min(1, e / 0.12) (1 - e) sqrt(n / 128 C) sqrt(2^19 / max(N, 2^14))
        theta  <-  theta + (1 - (1 - source_decay)^(n/128)) (theta_source - theta).
 
    Steps are short where labels are correlated, where few errors are expected, so that there is little to learn, and
-   where many are, so that there is little to learn from. Steps of Adam grow with the square root of the number of
-   weights; the last factor makes them equally long in all networks.
+   where many are, so that there is little to learn from; n / C is the number of images of a domain. Steps of Adam grow
+   with the square root of the number of weights; the last factor makes them equally long in all networks.
 All constants are in `constants.py`; `method.py` is the method.
 """

@@ -3,7 +3,8 @@
 Under a corruption a network prefers some classes. Its mean log-probabilities over many images show which, and are
 subtracted, as far as neither chance nor the differences that clean images have explain them. The mean prediction over
 the neighbors of an image differs from that of the stream beyond chance only where labels are correlated in time; then
-it is the prior of that image (Saerens et al., 2002). Time tells the two apart: a bias stays, labels change.
+it is the prior of that image (Saerens et al., 2002). Time tells the two apart: a bias stays, labels change. In a
+mixed stream each domain has a bias of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trust_tta.methods.tide.constants import TIDE
@@ -23,10 +25,10 @@ _CHUNK = 512  # images whose neighborhoods are computed at once
 class PriorMemory(NamedTuple):
     """Decayed sums over the images of the stream.
 
-    `marginal` (classes,): of predictions. `scores` (classes,): of centered log-probabilities; `spread` (2,): of their
-    mean square and of images. `window` (2, classes): over the last images, of the predictions and of the corrected
-    ones. `agreement` (3,): covariance of predictions with their neighbors, its value for equal neighbors, and the
-    number of pairs.
+    `marginal` (classes,): of predictions. `scores` (1 + clusters, classes): of centered log-probabilities, of all
+    images and of those of each domain of a mixed stream; `spread` (1 + clusters, 2): of their mean square and of
+    images. `window` (2, classes): over the last images, of the predictions and of the corrected ones. `agreement` (3,):
+    covariance of predictions with their neighbors, its value for equal neighbors, and the number of pairs.
     """
 
     marginal: Tensor
@@ -39,7 +41,8 @@ class PriorMemory(NamedTuple):
     def empty(cls, p: Tensor) -> PriorMemory:
         """Without images, for predictions like p (n, classes)."""
         classes = p.shape[1]
-        return cls(*(p.new_zeros(shape) for shape in ((classes,), (classes,), (2,), (2, classes), (3,))))
+        rows = 1 + TIDE.clusters
+        return cls(*(p.new_zeros(shape) for shape in ((classes,), (rows, classes), (rows, 2), (2, classes), (3,))))
 
     def fade(self, kept: Tensor | float) -> PriorMemory:
         """The fraction `kept` () of it: the images may be of another domain."""
@@ -60,40 +63,51 @@ def centered(p: Tensor) -> Tensor:
     return log_p - log_p.mean(1, keepdim=True)
 
 
-def network_bias(scores: Tensor, spread: Tensor) -> Tensor:
-    """Bias (classes,) of the network's log-probabilities, from the `scores` and the `spread` of a `PriorMemory`.
+def network_bias(scores: Tensor, spread: Tensor, groups: Tensor | None = None) -> Tensor:
+    """Bias (1 or n, classes) of the network's log-probabilities, from `scores` and `spread` of a `PriorMemory`.
 
     As in `source_mixing.py`: the squared bias D is weighed against chance and against what clean images have, a
-    fraction of the mean square of the log-probabilities.
+    fraction of the mean square of the log-probabilities. `groups` (n,): the domain of each image of a mixed stream.
     """
-    square, images = spread.unbind()
+    square, images = spread.unbind(1)
     images = images.clamp_min(1e-6)
-    bias = scores / images
-    distance = bias.square().mean()
+    bias = scores / images[:, None]
+    distance = bias.square().mean(1)
     chance = (square / images - distance).clamp_min(0) / (images - 1).clamp_min(1e-6)
     expected = TIDE.standard_errors**2 * chance + TIDE.clean_bias * square / images
-    return bias * (distance / (distance + expected).clamp_min(1e-12)) * (images > 1)
+    share = distance / (distance + expected).clamp_min(1e-12) * (images > 1)
+    bias = bias * share[:, None]
+    return bias[:1] if groups is None else bias[1 + groups]
 
 
-def correct_prior(p: Tensor, memory: PriorMemory, *, samples: int = 1) -> Corrected:
-    """Correct probabilities p (n, classes) of consecutive images; each stands for `samples` images of the stream."""
+def correct_prior(p: Tensor, memory: PriorMemory, *, groups: Tensor | None = None, samples: int = 1) -> Corrected:
+    """Correct probabilities p (n, classes) of consecutive images; each stands for `samples` images of the stream.
+
+    `groups` (n,): the domain of each image of a mixed stream.
+    """
     parts = []
     weight = p.new_zeros(())
-    for chunk in p.split(_CHUNK):
-        corrected, memory, weight = _correct(chunk, memory, samples)
+    domains = [None] * len(p) if groups is None else groups.split(_CHUNK)
+    for chunk, domain in zip(p.split(_CHUNK), domains, strict=False):
+        corrected, memory, weight = _correct(chunk, memory, domain, samples)
         parts.append(corrected)
     return Corrected(torch.cat(parts), memory, weight)
 
 
-def _correct(p: Tensor, memory: PriorMemory, samples: int) -> Corrected:
+def _correct(p: Tensor, memory: PriorMemory, groups: Tensor | None, samples: int) -> Corrected:
     count = len(p)
     kept = 2 ** (-count * samples / TIDE.marginal_memory)
     marginal = memory.marginal * kept + samples * p.sum(0)
     mean = marginal / marginal.sum()
     logits = centered(p)
-    scores = memory.scores * kept + samples * logits.sum(0)
-    squares = logits.square().mean(1).sum()
-    spread = memory.spread * kept + samples * torch.stack([squares, torch.full_like(squares, count)])
+    rows = p.new_zeros(count, len(memory.scores))
+    rows[:, 0] = 1
+    if groups is not None:
+        rows[:, 1:] = F.one_hot(groups, TIDE.clusters)
+    kept_rows = kept * torch.cat([rows.new_ones(1), rows.new_full((TIDE.clusters,), float(groups is not None))])
+    squares = logits.square().mean(1)
+    scores = memory.scores * kept_rows[:, None] + samples * rows.T @ logits
+    spread = memory.spread * kept_rows[:, None] + samples * rows.T @ torch.stack([squares, torch.ones_like(squares)], 1)
     index = torch.arange(count, device=p.device, dtype=p.dtype)
     near = torch.exp2(-(index[:, None] - index).abs() / TIDE.recent_images)  # (n, n)
     before = torch.exp2(-(index + 1) / TIDE.recent_images)[:, None]  # weight of the window of earlier images
@@ -109,7 +123,7 @@ def _correct(p: Tensor, memory: PriorMemory, samples: int) -> Corrected:
     excess = (correlation - chance).clamp_min(0)
     weight = excess / (excess + TIDE.correlation_scale)
 
-    unbiased = corrected = (logits - network_bias(scores, spread)).softmax(1)
+    unbiased = corrected = (logits - network_bias(scores, spread, groups)).softmax(1)
     for _ in range(_ROUNDS):
         prior = near @ corrected + before * memory.window[1] + 2 / p.shape[1]
         corrected = unbiased * (prior / prior.sum(1, keepdim=True)).pow(weight)

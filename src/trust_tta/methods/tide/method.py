@@ -18,7 +18,7 @@ from trust_tta.methods.losses import class_confusion, confusion_loss
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
-from trust_tta.methods.tide.class_prior import PriorMemory, centered, correct_prior, network_bias
+from trust_tta.methods.tide.class_prior import PriorMemory, correct_prior, network_bias
 from trust_tta.methods.tide.constants import TIDE
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, apply_in_chunks
 from trust_tta.schema import Fraction, Rate
@@ -50,7 +50,7 @@ class TideOptions(LearningOptions):
     domain_clusters: bool = True
     predict: Literal["before", "after"] = "before"
     views: Literal["mirror", "none"] = "mirror"
-    source_decay: Fraction = 0.02
+    source_decay: Fraction = 0.04
     correct_prior: bool = True
     error_scaling: bool = True
 
@@ -110,7 +110,12 @@ class Tide(Learner):
         self.marginal = self.scores = self.spread = self.window = self.agreement = self.error = None
 
     def state_spec(self) -> dict[str, Spec]:
-        prior = {"marginal": Array((None,), least=0), "scores": Array((None,)), "spread": Array((2,), least=0)}
+        rows = 1 + TIDE.clusters
+        prior = {
+            "marginal": Array((None,), least=0),
+            "scores": Array((rows, None)),
+            "spread": Array((rows, 2), least=0),
+        }
         local = {"window": Array((2, None), least=0), "agreement": Array((3,))}
         return {**prior, **local, "error": Array((), least=0, most=1)}
 
@@ -172,9 +177,10 @@ class Tide(Learner):
         known = [entry for entry in entries if entry is not None]
         memory = PriorMemory(*known) if len(known) == len(entries) else PriorMemory.empty(p)
         memory = memory.fade(self.statistics.unchanged)
-        corrected = correct_prior(p, memory, samples=self.samples_per_image)
-        if not self.options.correct_prior:
-            return Prediction(p.log(), corrected.memory, p.new_zeros(()))
+        corrected = correct_prior(p, memory, groups=self.statistics.groups, samples=self.samples_per_image)
+        if not self.options.correct_prior:  # the loss needs the marginal
+            unbiased = corrected.memory._replace(scores=torch.zeros_like(corrected.memory.scores))
+            return Prediction(p.log(), unbiased, p.new_zeros(()))
         return Prediction(corrected.p.log(), corrected.memory, corrected.weight)
 
     def expected_error(self, log_p: Logits) -> Tensor:
@@ -197,7 +203,8 @@ class Tide(Learner):
         finite = self.step(adaptation_loss(mean_log_probability(views), marginal))
         self.counters.backwards += self.options.views == "mirror"
         units = images * self.statistics.samples_per_image / TIDE.unit
-        moved = start + (self.weights.snapshot() - start) * (pace * step_scale(units, len(start)))
+        domains = TIDE.clusters if self.statistics.mixed else 1
+        moved = start + (self.weights.snapshot() - start) * (pace * step_scale(units / domains, len(start)))
         decayed = moved.lerp(self.weights.source_vector, 1 - (1 - self.options.source_decay) ** units)
         self.weights.load(torch.where(finite, decayed, start))
 
@@ -205,15 +212,9 @@ class Tide(Learner):
         """Log-probabilities (n, classes, ...) for even classes, of the state as it is."""
         alone = self.options.views == "none"
         views = single(self.frozen_logits(images)) if alone else mirrored(self.frozen_logits, images)
-        log_p = log_mean_probability(views, least=_MIN_LOG_P)
-        if (
-            self.scores is None
-            or self.spread is None
-            or not self.options.correct_prior
-            or not isinstance(log_p, Tensor)
-        ):
-            return log_p
-        return (centered(log_p.exp()) - network_bias(self.scores, self.spread)).log_softmax(1)
+        if isinstance(views, Tensor) and self.scores is not None and self.spread is not None:
+            views = views - network_bias(self.scores, self.spread, self.statistics.groups)
+        return log_mean_probability(views, least=_MIN_LOG_P)
 
 
 def step_scale(units: float, weights: int) -> float:
