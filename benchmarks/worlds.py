@@ -90,11 +90,11 @@ WORLDS = {
         "VMamba nano, LayerNorm, CIFAR-10", {"checkpoint": "{networks}/vmamba_nano_ln_cifar10.safetensors"}, CIFAR10
     ),
     "cifar100_batchnorm": World(
-        "VMamba nano, BatchNorm, CIFAR-100", {**NANO100, "checkpoint": "{networks}/nano100.pt"}, CIFAR100
+        "VMamba nano, BatchNorm, CIFAR-100", {**NANO100, "checkpoint": "{networks}/nano100.safetensors"}, CIFAR100
     ),
     "cifar100_layernorm": World(
         "VMamba nano, LayerNorm, CIFAR-100",
-        {**NANO100, "checkpoint": "{networks}/ln100.pt", "overrides": {"norm": "layer"}},
+        {**NANO100, "checkpoint": "{networks}/ln100.safetensors", "overrides": {"norm": "layer"}},
         CIFAR100,
     ),
     "cifar100_resnet56": World(
