@@ -112,7 +112,7 @@ class GraphedNetwork:
 
     def _compile_ahead(self, images: Tensor, directions: Tensor, key: Hashable, *, learning: bool) -> None:
         """Compile the kernels of a pass side by side, unless this process has; changes nothing."""
-        if not HAS_TRITON or has_hooks(self.network):
+        if not uses_triton(self.network, images) or has_hooks(self.network):
             return
         from trust_tta.ops.triton.compilation import compile_ahead
 
@@ -331,6 +331,12 @@ class GraphedFunction:
             with torch.cuda.graph(graph, stream=stream, **CAPTURE_OPTIONS):
                 results = self.work(copied, number)
         return graph, copied, results
+
+
+def uses_triton(network: nn.Module, images: Tensor) -> bool:
+    """Whether a pass over the images launches Triton kernels."""
+    kernels = any(getattr(module, "backend", None) in ("auto", "triton") for module in network.modules())
+    return HAS_TRITON and kernels and images.dtype != torch.float64
 
 
 def has_hooks(network: nn.Module) -> bool:

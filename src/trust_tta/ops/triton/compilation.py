@@ -60,7 +60,7 @@ class KernelCompiler(ThreadPoolExecutor):
     """Threads that compile kernels for the device of `like`, one for each core."""
 
     def __init__(self, like: Tensor) -> None:
-        super().__init__(len(os.sched_getaffinity(0)))
+        super().__init__(os.cpu_count())
         self.like = like
         self.loading = defaultdict(threading.Lock)  # by kernel: its variants share their launchers
 
