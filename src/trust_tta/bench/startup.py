@@ -73,7 +73,8 @@ def fill_gpu_caches(
 ) -> list[Timing]:
     """Compile the Triton kernels of a network and of the methods into the user's cache, in processes side by side.
 
-    One row for each batch size, piece of work and dtype; Triton compiles one kernel after the other in a process.
+    One row for each batch size, piece of work and dtype. A process compiles the kernels of a pass side by side itself,
+    but waits for its imports, and for kernels outside such passes one after another.
     """
     place = Timing(part="start", work="", backend="triton", dtype="", batch=0, size=size)
     places = [
@@ -83,7 +84,7 @@ def fill_gpu_caches(
         for dtype in ("float32", "bf16")
         if batch > 1 or work != "trust split"
     ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 4)) as pool:
         commands = [_first_batch(model, "", each.work, each, device) for each in places]
         rows = [pool.submit(_timed, p, _name(p.work), c, {}) for p, c in zip(places, commands, strict=True)]
         return [row.result() for row in rows]

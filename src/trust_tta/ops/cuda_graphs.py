@@ -10,7 +10,8 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from trust_tta.errors import reason_of
+from trust_tta.ops.functional import HAS_TRITON
 
 MAX_GRAPHS = 8  # each holds the memory of a pass
 MAX_SEEN = 64  # kinds of batches that are remembered to have come once
@@ -27,6 +29,9 @@ MAX_SEEN = 64  # kinds of batches that are remembered to have come once
 CAPTURE_OPTIONS: dict[str, Any] = {"capture_error_mode": "thread_local"}
 
 capture_lock = threading.Lock()  # CUDA forbids waiting for a device during a capture on it
+
+compiled_passes: set[int] = set()  # hashes of the kinds of passes whose kernels were compiled ahead
+compiling: ContextVar[bool] = ContextVar("compiling", default=False)  # in a pass that computes nothing
 
 
 class GraphedNetwork:
@@ -82,7 +87,7 @@ class GraphedNetwork:
 
     def _find_graphs(self, images: Tensor, directions: Tensor) -> PassGraphs | None:
         """The graphs for batches of this shape and dtype, captured at the second one."""
-        if self.failed or torch.cuda.is_current_stream_capturing():
+        if self.failed or compiling.get() or torch.cuda.is_current_stream_capturing():
             return None
         self.tensors = self.tensors or list(self.network.parameters())
         addresses = list(map(Tensor.data_ptr, self.tensors))
@@ -96,6 +101,7 @@ class GraphedNetwork:
         if key not in self.seen:  # the first of a kind compiles kernels, which cannot be captured
             if len(self.seen) < MAX_SEEN:
                 self.seen.add(key)
+                self._compile_ahead(images, directions, key, learning=learning)
         elif len(self.graphs) < MAX_GRAPHS:
             try:
                 self.graphs[key] = self._capture(images, directions, learning, autocast)
@@ -103,6 +109,26 @@ class GraphedNetwork:
                 self.failed, self.graphs, self.stems = True, {}, {}
                 warnings.warn(f"CUDA graphs are not used, so passes are slower ({reason_of(error)})", stacklevel=2)
         return self.graphs.get(key)
+
+    def _compile_ahead(self, images: Tensor, directions: Tensor, key: Hashable, *, learning: bool) -> None:
+        """Compile the kernels of a pass side by side, unless this process has; changes nothing."""
+        if not uses_triton(self.network, images) or has_hooks(self.network):
+            return
+        from trust_tta.ops.triton.compilation import compile_ahead
+
+        def work() -> None:  # in a context of its own
+            compiling.set(True)
+            logits = self.network(images, directions=directions)
+            if learning:
+                torch.autograd.grad(logits, self.parameters, torch.zeros_like(logits), allow_unused=True)
+
+        kind = hash((key, images.stride(), images.device, torch.is_grad_enabled(), settings(self.network)))
+        # Whatever fails, the pass itself will raise it again or not need it.
+        with suppress(Exception), capture_lock:
+            if kind not in compiled_passes:
+                compiled_passes.add(kind)
+                with preserved_state(self.network, images.device):
+                    compile_ahead(work, images)
 
     def _capture(self, images: Tensor, directions: Tensor, learning: bool, autocast: torch.dtype | None) -> PassGraphs:
         if not self.graphs:  # a handle is dead once the graphs that used it are gone
@@ -271,7 +297,7 @@ class GraphedFunction:
         return type(self), (self.work,)
 
     def __call__(self, images: Tensor, number: float) -> tuple[Tensor, ...]:
-        if not images.is_cuda or self.failed or torch.cuda.is_current_stream_capturing():
+        if not images.is_cuda or self.failed or compiling.get() or torch.cuda.is_current_stream_capturing():
             return self.work(images, number)
         key = (images.shape, images.stride(), images.dtype, images.device, number)
         if key not in self.graphs and key in self.seen and len(self.graphs) < MAX_GRAPHS:
@@ -305,6 +331,32 @@ class GraphedFunction:
             with torch.cuda.graph(graph, stream=stream, **CAPTURE_OPTIONS):
                 results = self.work(copied, number)
         return graph, copied, results
+
+
+def uses_triton(network: nn.Module, images: Tensor) -> bool:
+    """Whether a pass over the images launches Triton kernels."""
+    kernels = any(getattr(module, "backend", None) in ("auto", "triton") for module in network.modules())
+    return HAS_TRITON and kernels and images.dtype != torch.float64
+
+
+def has_hooks(network: nn.Module) -> bool:
+    """Whether passes call hooks, of the network's modules or of all modules."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    own = any(getattr(module, kind) for module in network.modules() for kind in kinds)
+    return own or any(getattr(nn.modules.module, f"_global{kind}") for kind in kinds)
+
+
+def settings(network: nn.Module) -> Hashable:
+    """What the kernels of a pass may depend on: classes, plain attributes, and the kinds of tensors."""
+    return tuple(
+        (
+            type(module),
+            *((name, value) for name, value in vars(module).items() if isinstance(value, bool | int | float | str)),
+            *((t.shape, t.dtype, t.requires_grad) for t in (*module._parameters.values(), *module._buffers.values())
+              if t is not None),
+        )
+        for module in network.modules()
+    )  # fmt: skip
 
 
 def cast_parameters(network: nn.Module) -> dict[str, Tensor]:
@@ -344,12 +396,17 @@ def side_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
 
 @contextmanager
 def preserved_state(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore the device's random state and the network's buffers afterwards."""
+    """Restore the device's random state and the network's buffers afterwards; no batch is checked meanwhile."""
     before = [(buffer, buffer.clone()) for buffer in network.buffers()]
+    checks = [(vars(m), vars(m)["unchecked_batches"]) for m in network.modules() if "unchecked_batches" in vars(m)]
     try:
-        with torch.random.fork_rng(devices=[device]):
+        for fields, _ in checks:
+            fields["unchecked_batches"] = 0
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     finally:
+        for fields, count in checks:
+            fields["unchecked_batches"] = count
         for buffer, value in before:
             if not torch.equal(buffer, value):  # a forward that waits for its backward may need the others untouched
                 buffer.copy_(value)

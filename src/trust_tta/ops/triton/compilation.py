@@ -1,0 +1,89 @@
+"""Compilation of a pass's kernels side by side, before it runs: Triton by itself compiles one launch after another.
+
+Its compilers, and the C compiler of its launchers, run without Python's lock.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import contextvars
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+try:
+    from triton.runtime._async_compile import AsyncCompileMode
+    from triton.runtime.cache import triton_key
+except ImportError:  # before Triton 3.5: each kernel is compiled when it is launched
+    AsyncCompileMode = None
+
+
+def compile_ahead(work: Callable[[], object], like: Tensor) -> None:
+    """Compile the kernels that `work` launches, and load them onto the device of `like`, without launching them.
+
+    Their outputs stay uninitialized, so the results of `work` mean nothing. One thread at a time may call this.
+    """
+    if AsyncCompileMode is None:
+        return
+    thread, run = threading.get_ident(), JITFunction.run
+    with KernelCompiler(like) as compiler:
+        prepared = compiler.prepare()
+
+        def compile_only(kernel: JITFunction, *arguments: Any, warmup: bool, **options: Any) -> Any:
+            ours = threading.get_ident() == thread  # other threads launch theirs
+            if ours:
+                prepared.result()
+            return run(kernel, *arguments, warmup=warmup or ours, **options)
+
+        def work_here() -> None:
+            # Triton's mode holds for this thread alone, and so the backward must run in it.
+            with AsyncCompileMode(compiler, ignore_errors=True), torch.autograd.set_multithreading_enabled(False):
+                work()
+
+        JITFunction.run = compile_only
+        try:
+            contextvars.copy_context().run(work_here)
+        finally:
+            JITFunction.run = run
+
+
+class KernelCompiler(ThreadPoolExecutor):
+    """Threads that compile kernels for the device of `like`, one for each core."""
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__(os.cpu_count())
+        self.like = like
+        self.loading = defaultdict(threading.Lock)  # by kernel: its variants share their launchers
+
+    def prepare(self) -> Future[None]:
+        """Do what the first kernel waits for: Triton builds its driver, and hashes 500 MB of its own files."""
+
+        def work() -> None:
+            with suppress(Exception), torch.cuda.device_of(self.like):
+                driver.active.get_current_target()
+            triton_key()
+
+        return super().submit(work)
+
+    def submit(self, compile_kernel: Callable[[], Any], /) -> Future[Any]:
+        """Compile a kernel, build its launcher and load it, the last two of which Triton leaves to the first launch."""
+
+        def work() -> Any:
+            kernel = compile_kernel()
+            try:
+                with self.loading[kernel.name], torch.cuda.device_of(self.like):
+                    _ = kernel.run
+            except Exception:
+                kernel._run = None  # the launch tries again, and says what is wrong
+            return kernel
+
+        return super().submit(work)
