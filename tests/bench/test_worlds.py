@@ -46,7 +46,7 @@ def test_corruptions_methods_and_images_are_limited() -> None:
 def test_networks_and_images_lie_in_the_given_folders() -> None:
     chosen = _all(networks=Path("/nets"), data=Path("/images"))
     assert chosen["resnet56"][0].model.overrides == {"file": "/nets/resnet56_cifar10.th"}
-    assert chosen["cifar100_layernorm"][0].model.checkpoint == "/nets/ln100.pt"
+    assert chosen["cifar100_layernorm"][0].model.checkpoint == "/nets/ln100.safetensors"
     assert chosen["cifar100_layernorm"][0].data.images == "/images/cifar100/test_images.npy"
 
 
