@@ -168,7 +168,7 @@ class Method(nn.Module):
         if stochastic_depth:  # cannot be captured in a CUDA graph
             with stochastic_depth_on(self.model, seed=self.counters.forwards - 1):
                 return self._forward(images, order, capture=False)
-        return self._forward(images, order, capture=capture and not self.statistics.mixed)
+        return self._forward(images, order, capture=capture and self.statistics.groups is None)
 
     @torch.no_grad()
     def predict(self, images: Tensor, *, order: OrderLike | None = None, capture: bool = True) -> Logits:
@@ -201,7 +201,7 @@ class Method(nn.Module):
         """Logits of a forward that is not counted and changes nothing, for `infer`."""
         if self._frozen_forward.coarse:  # skips the network's own forward, which does this
             images = network_input(self.model, images)
-        return self._frozen_forward(images, order, capture=not self.statistics.mixed)
+        return self._frozen_forward(images, order, capture=self.statistics.groups is None)
 
     def step(self, loss: Tensor, *, start: Tensor | None = None) -> Tensor:
         """One optimizer step on the loss, from the weights (n,) `start` or the present ones.
@@ -226,8 +226,7 @@ class Method(nn.Module):
     def __call__(self, images: Tensor) -> Tensor:
         dynamo: Any = sys.modules.get("torch._dynamo")  # not imported: nothing was compiled
         call = super().__call__ if dynamo is None else dynamo.disable(super().__call__)  # graphs cannot hold updates
-        outputs: Tensor = call(images)
-        return outputs
+        return call(images)
 
     def forward(self, images: Tensor) -> Tensor:
         """Adapt on the batch and predict it; on an error the state is as it was."""
@@ -245,7 +244,8 @@ class Method(nn.Module):
                     self.counters.updates += made
                     self.counters.skipped += len(self.finite_steps) - made
                 check_outputs(outputs, images)
-                self._forward.check_first_output()
+                if not self._forward.output_checked:
+                    self._forward.check_first_output()
                 self.network_buffers.note_changes()
                 self.counters.batches += 1
                 return outputs

@@ -113,8 +113,7 @@ def classify(model: nn.Module, features: Tensor) -> Tensor:
     if pools_in_head(model) or not splits_head(model):
         (head,) = linear_heads(model)
         return F.linear(features.to(head.weight.dtype), head.weight.flatten(1), head.bias)
-    logits: Tensor = network.forward_head(features)
-    return logits
+    return network.forward_head(features)
 
 
 def class_rows(model: nn.Module) -> Tensor:

@@ -204,8 +204,7 @@ class Statistics(nn.Module):
     def state(self) -> dict[str, Any]:
         """Copies of the statistics by name and path, and of what the detector and the clusters hold."""
         norms = {name: {path: getattr(norm, name) for path, norm in self.norms.items()} for name in self.state_names}
-        state: dict[str, Any] = clone({name: part.values() for name, part in self._parts.items()} | norms)
-        return state
+        return clone({name: part.values() for name, part in self._parts.items()} | norms)
 
     def spec(self) -> dict[str, Spec]:
         specs = {path: norm.spec(self.state_names) for path, norm in self.norms.items()}

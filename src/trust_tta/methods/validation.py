@@ -167,8 +167,7 @@ class InputCheck:
                 stacklevel=users_level(),
             )
         self.last_was_small = small
-        checked: Tensor = images
-        return checked
+        return images
 
 
 def check_image_logits(logits: Tensor, method: str) -> None:

@@ -39,8 +39,7 @@ class AtrousSS2D(SS2D):
         y = scan_sequences(sequences, parameters, backend=self.backend)
         joined = y.transpose(1, 2).flatten(2).unsqueeze(1)  # the quarters are disjoint: together, they are the map
         y = read(joined, Route.along(quarters.flatten(-2).unsqueeze(-2), rows * columns).returns).squeeze(1)
-        normal: Tensor = self.out_norm(y.view(b, c, rows, columns)[:, :, :height, :width])
-        return normal
+        return self.out_norm(y.view(b, c, rows, columns)[:, :, :height, :width])
 
 
 def visit_quarters(height: int, width: int, device: torch.device) -> Tensor:

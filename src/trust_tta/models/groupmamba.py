@@ -63,8 +63,7 @@ class GroupedScan(nn.Module):
         """x (b, l, dim), the tokens of a map with `height` rows."""
         x = self.norm(x)
         weights = torch.sigmoid(self.fc2(F.relu(self.fc1(x.mean(1, keepdim=True)))))
-        y: Tensor = self.proj(self.norm(self.scan(x, height, route) * self.skip_scale * x * weights))
-        return y
+        return self.proj(self.norm(self.scan(x, height, route) * self.skip_scale * x * weights))
 
     def scan(self, x: Tensor, height: int, route: Route) -> Tensor:
         """Each quarter of the channels of x (b, l, dim) through its own group, (b, l, dim)."""
@@ -114,8 +113,7 @@ class GroupMambaMlp(nn.Module):
         if self.dwconv is not None:
             maps = x.transpose(1, 2).unflatten(2, (height, -1))
             x = self.dwconv.dwconv(maps).flatten(2).transpose(1, 2)
-        y: Tensor = self.fc2(F.gelu(x))
-        return y
+        return self.fc2(F.gelu(x))
 
 
 class GroupMambaBlock(nn.Module):

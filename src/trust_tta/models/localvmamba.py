@@ -56,8 +56,7 @@ class LocalSS2D(SS2D):
         parameters = Parameters(self.x_proj_weight, self.dt_projs_weight, self.dt_projs_bias, self.A_logs, self.Ds)
         y = scan_sequences(read(u.unsqueeze(1).expand(-1, 4, -1, -1), route.visits), parameters, backend=self.backend)
         y = self.multi_scan.attn(read(y, route.returns)).sum(1)
-        normal: Tensor = self.out_norm(y.view(b, c, height, width))
-        return normal
+        return self.out_norm(y.view(b, c, height, width))
 
     def route(self, height: int, width: int, directions: Tensor) -> Route:
         """The way of each group through a map."""

@@ -71,8 +71,7 @@ class MambaMixer(nn.Module):
         )
         y = scan_sequences(u.unsqueeze(1), parameters, backend=self.backend).squeeze(1)
         y = _read(y, None if routes is None else routes[1].returns)
-        out: Tensor = self.out_proj(torch.cat((y, z), dim=1).view(b, dim, height, width))
-        return out
+        return self.out_proj(torch.cat((y, z), dim=1).view(b, dim, height, width))
 
 
 def _read(x: Tensor, steps: Tensor | None) -> Tensor:
@@ -91,8 +90,7 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Tensor, routes: object = None) -> Tensor:
         """Windows x (b, dim, h, w)."""
-        out: Tensor = self.proj(attend(self.qkv(x), self.heads))
-        return out
+        return self.proj(attend(self.qkv(x), self.heads))
 
 
 class WindowBlock(nn.Module):
@@ -111,8 +109,7 @@ class WindowBlock(nn.Module):
     def forward(self, x: Tensor, routes: tuple[Route, Route] | None) -> Tensor:
         x = add_branch(x, self.mixer(self.norm1(x), routes), self.drop_path, self.gamma_1)
         if self.gamma_2 is None and not self.drop_path.drops:
-            added: Tensor = self.mlp(self.norm2(x), x)
-            return added
+            return self.mlp(self.norm2(x), x)
         return add_branch(x, self.mlp(self.norm2(x)), self.drop_path, self.gamma_2)
 
 
@@ -174,8 +171,7 @@ class ConvDownsample(nn.Module):
         self.reduction = nn.Sequential(nn.Conv2d(dim, 2 * dim, 3, stride=2, padding=1, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.reduction(x)
-        return y
+        return self.reduction(x)
 
 
 class MambaVisionStem(nn.Module):
@@ -190,8 +186,7 @@ class MambaVisionStem(nn.Module):
         self.conv_down = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv_down(x)
-        return y
+        return self.conv_down(x)
 
 
 class MambaVision(StagedNetwork):

@@ -60,8 +60,7 @@ class ResidualStem(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(x)
-        y: Tensor = self.conv3(x + self.conv2(x))
-        return y
+        return self.conv3(x + self.conv2(x))
 
 
 class BottleneckDownsample(nn.Module):
@@ -77,8 +76,7 @@ class BottleneckDownsample(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(x)
-        return y
+        return self.conv(x)
 
 
 class PositionedBlock(nn.Module):
@@ -163,8 +161,7 @@ class StateFusionSSM(nn.Module):
             states = read(self.scan(read(sequences, route.visits), c), route.returns)
         fused = self.state_fusion(states.reshape(b, c, height, width))
         y = C.view(b, 1, height, width) * fused + self.Ds.view(-1, 1, 1).to(u.dtype) * u
-        out: Tensor = self.out_proj(self.out_norm(y) * F.silu(z))
-        return out
+        return self.out_proj(self.out_norm(y) * F.silu(z))
 
     def scan(self, sequences: Tensor, channels: int) -> Tensor:
         """States (b, 1, c, l) of the inputs, the steps and B, (b, 1, 2c + 1, l)."""

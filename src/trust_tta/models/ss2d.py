@@ -50,8 +50,7 @@ class SS2D(nn.Module):
         if self.gate:
             x, z = x.chunk(2, dim=1)
         y = self.scan(self.conv2d(x), directions)
-        out: Tensor = self.out_proj(y * F.silu(z) if self.gate else y, residual)
-        return out
+        return self.out_proj(y * F.silu(z) if self.gate else y, residual)
 
     def scan(self, x: Tensor, directions: Tensor) -> Tensor:
         """Scan SiLU(x), x (b, c, h, w), in four directions; their sum, normalized, (b, c, h, w)."""

@@ -47,8 +47,7 @@ class StagedNetwork(ScanNetwork):
 
     def embed(self, images: Tensor) -> Tensor:
         """The first map (n, c, h', w')."""
-        x: Tensor = self.patch_embed(self.check_images(images).contiguous(memory_format=torch.channels_last))
-        return x
+        return self.patch_embed(self.check_images(images).contiguous(memory_format=torch.channels_last))
 
     def forward_maps(self, x: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> list[Tensor]:
         """The map at the end of each stage, from the first map on. The published order needs no directions."""

@@ -73,8 +73,7 @@ class UPerHead(nn.Module):
         self.fpn_bottleneck = Unit(len(dims) * channels, channels, 3)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        logits: Tensor = self.conv_seg(self.dropout(self.forward_features(maps)))
-        return logits
+        return self.conv_seg(self.dropout(self.forward_features(maps)))
 
     def forward_features(self, maps: Sequence[Tensor]) -> Tensor:
         """The features (n, channels, h, w) that the last convolution classifies."""
@@ -83,14 +82,12 @@ class UPerHead(nn.Module):
         for i in reversed(range(len(levels) - 1)):
             levels[i] = levels[i] + resize(levels[i + 1], levels[i].shape[2:])
         levels = [*(conv(x) for conv, x in zip(self.fpn_convs, levels[:-1], strict=True)), levels[-1]]
-        features: Tensor = self.fpn_bottleneck(torch.cat([resize(x, levels[0].shape[2:]) for x in levels], 1))
-        return features
+        return self.fpn_bottleneck(torch.cat([resize(x, levels[0].shape[2:]) for x in levels], 1))
 
     def pool(self, x: Tensor) -> Tensor:
         """The coarsest map (n, c, h, w) with its averages over cells of several sizes, (n, channels, h, w)."""
         pooled = [resize(branch(x), x.shape[2:]) for branch in self.psp_modules]
-        y: Tensor = self.bottleneck(torch.cat([x, *pooled], 1))
-        return y
+        return self.bottleneck(torch.cat([x, *pooled], 1))
 
 
 class FCNHead(nn.Module):
@@ -103,8 +100,7 @@ class FCNHead(nn.Module):
         self.convs = nn.Sequential(Unit(dim, channels, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.conv_seg(self.dropout(self.convs(x)))
-        return logits
+        return self.conv_seg(self.dropout(self.convs(x)))
 
 
 class UPerNet(nn.Module):
@@ -150,8 +146,7 @@ class UPerNet(nn.Module):
 
     def forward_coarse(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> Tensor:
         """Logits (n, classes, h', w') as the head gives them, at the stride of the first stage."""
-        logits: Tensor = self.decode_head(self.forward_maps(images, order, directions=directions))
-        return logits
+        return self.decode_head(self.forward_maps(images, order, directions=directions))
 
     def forward_training(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The coarse logits of both heads, (n, classes, h', w') each, of one pass."""

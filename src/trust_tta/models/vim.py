@@ -62,8 +62,7 @@ class Mixer(nn.Module):
         """x (b, l, dim); the route has a sequence for each set of parameters."""
         u, z = self.in_proj(x).transpose(1, 2).chunk(2, dim=1)
         y = self.scan(u, route).sum(1) * F.silu(z)
-        out: Tensor = self.out_proj((y / 2 if self.halve else y).transpose(1, 2))
-        return out
+        return self.out_proj((y / 2 if self.halve else y).transpose(1, 2))
 
     def scan(self, u: Tensor, route: Route) -> Tensor:
         """u (b, c, l) as each set of parameters reads it, (b, k, c, l), the tokens in their places again."""
@@ -115,8 +114,7 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Conv2d(channels, dim, patch, stride=stride)
 
     def forward(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
-        return tokens
+        return self.proj(images).flatten(2).transpose(1, 2)
 
 
 class Vim(ScanNetwork):

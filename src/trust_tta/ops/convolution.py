@@ -26,8 +26,7 @@ class StridedConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.uses_matmul(x):
             return super().forward(x)
-        y: Tensor = _PatchMatmul.apply(x, self.weight, self.bias, self.stride[0], int(self.padding[0]))  # type: ignore[no-untyped-call]
-        return y
+        return _PatchMatmul.apply(x, self.weight, self.bias, self.stride[0], int(self.padding[0]))  # type: ignore[no-untyped-call]
 
     def uses_matmul(self, x: Tensor) -> bool:
         plain = HAS_TRITON and x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
@@ -57,8 +56,7 @@ class DepthwiseConv2d(nn.Conv2d):
         if low.itemsize != 2 or x.numel() < MIN_ELEMENTS:
             return super().forward(x)
         bias = None if self.bias is None else self.bias.to(low)
-        y: Tensor = _Depthwise.apply(x.to(low), self.weight.to(low), bias)  # type: ignore[no-untyped-call]
-        return y
+        return _Depthwise.apply(x.to(low), self.weight.to(low), bias)  # type: ignore[no-untyped-call]
 
 
 class FirstConv2d(nn.Conv2d):
@@ -70,8 +68,7 @@ class FirstConv2d(nn.Conv2d):
             return super().forward(x.contiguous(memory_format=torch.channels_last))
         padded = (F.pad(t.to(low), (0, 0, 0, 0, 0, missing)) for t in (x, self.weight))
         x, weight = (t.contiguous(memory_format=torch.channels_last) for t in padded)
-        y: Tensor = self._conv_forward(x, weight, self.bias)
-        return y
+        return self._conv_forward(x, weight, self.bias)
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype:

@@ -107,8 +107,7 @@ def _input_gradient(dy: Tensor, weight: Tensor) -> Tensor:
     if dy.dtype != torch.float32:
         return dy @ weight
     kernels = _kernels()
-    dx: Tensor = kernels.product(dy, kernels.prepare(weight, rows=len(dy), transposed=True))
-    return dx
+    return kernels.product(dy, kernels.prepare(weight, rows=len(dy), transposed=True))
 
 
 def _hidden(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -116,16 +115,14 @@ def _hidden(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if x.is_cuda and x.dtype != torch.float32:
         return torch._addmm_activation(bias, x, weight.T, use_gelu=True)
     kernels = _kernels()
-    hidden: Tensor = kernels.product(x, kernels.prepare(weight, rows=len(x)), bias, gelu=True)
-    return hidden
+    return kernels.product(x, kernels.prepare(weight, rows=len(x)), bias, gelu=True)
 
 
 def _weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     """dy (m, n).T @ x (m, k)."""
     if dy.dtype != torch.float32 or _kernels().is_small(len(dy), dy.shape[1]):
         return dy.T @ x
-    dweight: Tensor = _kernels().weight_gradient(dy, x)
-    return dweight
+    return _kernels().weight_gradient(dy, x)
 
 
 class _Linear(torch.autograd.Function):
@@ -133,8 +130,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         kernels = _kernels()
-        y: Tensor = kernels.product(x, kernels.prepare(weight, rows=len(x)), bias, add=residual)
-        return y
+        return kernels.product(x, kernels.prepare(weight, rows=len(x)), bias, add=residual)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
