@@ -122,6 +122,7 @@ class Augmentation(WeightAveraging):
 
     Options = AugmentationOptions
     options: AugmentationOptions
+    predicts_while_adapting = False  # the adapting forwards are of other images
 
     def reset_state(self) -> None:
         given, scan_orders = self.options.orders, scan_orders_of(self.model)
@@ -134,9 +135,6 @@ class Augmentation(WeightAveraging):
         generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + drawn)
         augmented = KINDS[self.options.kind](images, generator, self.options.strength)
         return super().adapt_under(order, images, first=first, augmented=augmented)
-
-    def predicts_while_adapting(self) -> bool:
-        return False  # the adapting passes are of other images
 
 
 def rotation(images: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:

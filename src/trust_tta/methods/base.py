@@ -24,10 +24,10 @@ from trust_tta.methods.state import Counters, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.validation import (
     InputCheck,
-    adaptation_context,
     check_dtypes,
     check_network,
     check_outputs,
+    network_passes,
 )
 from trust_tta.ops.segmentation_logits import Logits, upsample
 from trust_tta.orders import OrderLike
@@ -232,7 +232,7 @@ class Method(nn.Module):
         """Adapt on the batch and predict it; on an error the state is as it was."""
         with self._lock, torch.inference_mode(False), torch.enable_grad():
             images = self._check_input(images, self)
-            with states.restored_on_error(self), adaptation_context(images):
+            with states.restored_on_error(self), network_passes(images):
                 images = images.clone() if images.is_inference() else images.detach()
                 if getattr(self.options, "episodic", False):
                     self.restore_source()

@@ -18,6 +18,7 @@ from trust_tta.models.config import GroupMambaConfig
 from trust_tta.models.layers import SCAN_PARAMETERS, StochasticDepth, initialize_linear, reset_steps
 from trust_tta.models.parameter_roles import Kind, Role
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
+from trust_tta.models.staged import drop_path_rates
 from trust_tta.ops.tensors import Parameters
 
 DIRECTIONS = ("h", "v", "h_flip", "v_flip")  # a, b, c, d
@@ -91,28 +92,21 @@ class GroupedScan(nn.Module):
         return [attrgetter(f"{group}.{name}")(self) for group in GROUPS]
 
 
-class DepthwiseConvolution(nn.Module):
-    """Holds the convolution under upstream's name."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dwconv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
-
-
 class GroupMambaMlp(nn.Module):
     """Two linear layers with GELU between them, and in maps of several tokens a 3x3 convolution before it."""
 
     def __init__(self, dim: int, hidden: int, *, convolving: bool) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
-        self.dwconv = DepthwiseConvolution(hidden) if convolving else None
+        conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden) if convolving else None
+        self.dwconv = None if conv is None else nn.ModuleDict({"dwconv": conv})  # the published name
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor, height: int) -> Tensor:
         x = self.fc1(x)
         if self.dwconv is not None:
             maps = x.transpose(1, 2).unflatten(2, (height, -1))
-            x = self.dwconv.dwconv(maps).flatten(2).transpose(1, 2)
+            x = self.dwconv["dwconv"](maps).flatten(2).transpose(1, 2)
         return self.fc2(F.gelu(x))
 
 
@@ -175,14 +169,11 @@ class GroupMamba(ScanNetwork):
     def __init__(self, config: GroupMambaConfig) -> None:
         super().__init__()
         self.config = config
-        dims, count = config.dims, sum(config.depths)
-        rates = iter([config.drop_path * i / max(1, count - 1) for i in range(count)])
-        for i, (dim, depth, ratio) in enumerate(zip(dims, config.depths, config.mlp_ratios, strict=True)):
+        dims, rates = config.dims, drop_path_rates(config.drop_path, config.depths)
+        for i, (dim, ratio) in enumerate(zip(dims, config.mlp_ratios, strict=True)):
             down = GroupDownsample(dims[i - 1], dim) if i else GroupMambaStem(config.in_channels, config.stem_dim, dim)
             self.add_module(f"patch_embed{i + 1}", down)
-            self.add_module(
-                f"block{i + 1}", nn.ModuleList(GroupMambaBlock(dim, ratio, next(rates)) for _ in range(depth))
-            )
+            self.add_module(f"block{i + 1}", nn.ModuleList(GroupMambaBlock(dim, ratio, rate) for rate in rates[i]))
             self.add_module(f"norm{i + 1}", nn.LayerNorm(dim, eps=EPS))
         self.post_network = nn.ModuleList([GroupMambaBlock(dims[-1], config.mlp_ratios[-1], of_means=True)])
         self.head = nn.Linear(dims[-1], config.num_classes)

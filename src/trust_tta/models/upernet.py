@@ -6,6 +6,7 @@ parameters have the names of its files. Bilinear resizes never align corners.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -38,16 +39,10 @@ class Backbone(VMamba):
         return [self.get_submodule(f"outnorm{i}")(x) for i, x in enumerate(maps)]
 
 
-class Unit(nn.Module):
+def conv_bn_relu(channels: int, out_channels: int, size: int) -> nn.Sequential:
     """A convolution without bias, BatchNorm, ReLU."""
-
-    def __init__(self, channels: int, out_channels: int, size: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, out_channels, size, padding=size // 2, bias=False)
-        self.bn = nn.BatchNorm2d(out_channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.bn(self.conv(x)))
+    conv = nn.Conv2d(channels, out_channels, size, padding=size // 2, bias=False)
+    return nn.Sequential(OrderedDict(conv=conv, bn=nn.BatchNorm2d(out_channels), relu=nn.ReLU()))
 
 
 class UPerHead(nn.Module):
@@ -63,14 +58,14 @@ class UPerHead(nn.Module):
         self.conv_seg = nn.Conv2d(channels, classes, 1)
         self.dropout = nn.Dropout2d(dropout)
         self.psp_modules = nn.ModuleList(
-            nn.Sequential(nn.AdaptiveAvgPool2d(pool), Unit(dims[-1], channels, 1)) for pool in pools
+            nn.Sequential(nn.AdaptiveAvgPool2d(pool), conv_bn_relu(dims[-1], channels, 1)) for pool in pools
         )
         for norm in (m for m in self.psp_modules.modules() if isinstance(m, nn.BatchNorm2d)):
             norm.sees_few_values = True  # type: ignore[assignment]
-        self.bottleneck = Unit(dims[-1] + len(pools) * channels, channels, 3)
-        self.lateral_convs = nn.ModuleList(Unit(dim, channels, 1) for dim in dims[:-1])
-        self.fpn_convs = nn.ModuleList(Unit(channels, channels, 3) for _ in dims[:-1])
-        self.fpn_bottleneck = Unit(len(dims) * channels, channels, 3)
+        self.bottleneck = conv_bn_relu(dims[-1] + len(pools) * channels, channels, 3)
+        self.lateral_convs = nn.ModuleList(conv_bn_relu(dim, channels, 1) for dim in dims[:-1])
+        self.fpn_convs = nn.ModuleList(conv_bn_relu(channels, channels, 3) for _ in dims[:-1])
+        self.fpn_bottleneck = conv_bn_relu(len(dims) * channels, channels, 3)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         return self.conv_seg(self.dropout(self.forward_features(maps)))
@@ -97,7 +92,7 @@ class FCNHead(nn.Module):
         super().__init__()
         self.conv_seg = nn.Conv2d(channels, classes, 1)
         self.dropout = nn.Dropout2d(dropout)
-        self.convs = nn.Sequential(Unit(dim, channels, 3))
+        self.convs = nn.Sequential(conv_bn_relu(dim, channels, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv_seg(self.dropout(self.convs(x)))
