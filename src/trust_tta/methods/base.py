@@ -120,6 +120,7 @@ class Method(nn.Module):
         self.finite_steps: list[Tensor] = []  # of the present batch: whether each step was made, () on the device
         self.training, self._check_input, self._lock = False, InputCheck(), threading.RLock()
         self.reset_state()
+        self.state_names = tuple(self.state_spec())
 
     # What a subclass implements
 

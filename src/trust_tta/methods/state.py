@@ -106,7 +106,7 @@ def restored_on_error(method: Method) -> Iterator[None]:
 
 def extra_state(method: Method) -> dict[str, Any]:
     """Copies of the attributes that `state_spec` names and that are not None."""
-    values = {name: getattr(method, name) for name in method.state_spec()}
+    values = {name: getattr(method, name) for name in method.state_names}
     return clone({name: value for name, value in values.items() if value is not None})
 
 
@@ -114,7 +114,7 @@ def set_extra_state(method: Method, values: Mapping[str, Any]) -> None:
     """Set the attributes that `state_spec` names to copies of `values`; missing ones to None."""
     method.reset_state()
     copies = clone(dict(values))
-    for name in method.state_spec():
+    for name in method.state_names:
         setattr(method, name, copies.get(name))
 
 

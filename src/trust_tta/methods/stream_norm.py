@@ -78,10 +78,6 @@ class AdaptiveNorm(StateModule):
         raise NotImplementedError
 
     @property
-    def source(self) -> tuple[Tensor, Tensor]:
-        return self.source_mean, self.source_variance
-
-    @property
     def is_updating(self) -> bool:
         return self.updating and (torch.is_grad_enabled() or self.updating_without_grad)
 
@@ -217,7 +213,9 @@ class StreamNorm(AdaptiveNorm):
     def prediction_statistics(self, prefix: str = "") -> tuple[Tensor, Tensor]:
         """Mean and variance (channels,) of the mixture of stream and source; with "group_", (clusters, channels)."""
         mean, variance, share = (getattr(self, prefix + name) for name in ("mean", "variance", "share"))
-        return mix_statistics((mean, variance), self.source, share[..., None]) if self.mix_source else (mean, variance)
+        if not self.mix_source:
+            return mean, variance
+        return mix_statistics((mean, variance), (self.source_mean, self.source_variance), share[..., None])
 
     def _update(self, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
         """Update the stream's statistics by those (n, channels) of images; returns the batch's (channels,)."""
@@ -273,7 +271,8 @@ class StreamNorm(AdaptiveNorm):
             share.copy_(stream_share(distance, image_variance, images / self.samples))
 
     def _standard(self, mean: Tensor, variance: Tensor) -> Tensor:
-        return standard_moments(mean, variance, self.source, self.eps)
+        """Moments (2, ..., channels) in units of the source's, see `standard_moments`."""
+        return standard_moments(mean, variance, (self.source_mean, self.source_variance), self.eps)
 
 
 def average_weight(previous: Tensor, new: Tensor) -> Tensor:

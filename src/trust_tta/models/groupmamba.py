@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trust_tta.models.base import FOUR_DIRECTIONS, Orders, ScanNetwork
 from trust_tta.models.config import GroupMambaConfig
-from trust_tta.models.layers import SCAN_PARAMETERS, StochasticDepth, initialize_linear, reset_steps
+from trust_tta.models.layers import StochasticDepth, initialize_linear, reset_steps
 from trust_tta.models.parameter_roles import Kind, Role
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
 from trust_tta.models.staged import drop_path_rates
@@ -71,7 +71,8 @@ class GroupedScan(nn.Module):
         in_proj, out_proj = (torch.stack(self.each(f"{name}.weight")) for name in ("in_proj", "out_proj"))
         groups = x.unflatten(2, (4, -1)).permute(0, 2, 3, 1)  # (b, 4, c, l)
         u, z = (in_proj @ groups).chunk(2, dim=2)
-        y = scan_sequences(read(F.silu(self.convolve(u, height)), route.visits), self.scanned(), backend=self.backend)
+        parameters = Parameters(*(torch.cat(self.each(name)) for name in Parameters._fields))
+        y = scan_sequences(read(F.silu(self.convolve(u, height)), route.visits), parameters, backend=self.backend)
         y = read(y, route.returns).transpose(2, 3)
         weight, bias = (torch.stack(self.each(f"out_norm.{name}")).unsqueeze(1) for name in ("weight", "bias"))
         y = (F.layer_norm(y, y.shape[-1:]) * weight + bias) * F.silu(z.transpose(2, 3))
@@ -82,10 +83,6 @@ class GroupedScan(nn.Module):
         weight, bias = (torch.cat(self.each(f"conv2d.{name}")) for name in ("weight", "bias"))
         maps = u.flatten(1, 2).unflatten(2, (height, -1))
         return F.conv2d(maps, weight, bias, padding=1, groups=len(weight)).view(u.shape)
-
-    def scanned(self) -> Parameters:
-        names = ("x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds")
-        return Parameters(*(torch.cat(self.each(name)) for name in names))
 
     def each(self, name: str) -> list[Tensor]:
         """A weight of every group; where a call puts a plain tensor in place of a parameter, that one."""
@@ -215,7 +212,7 @@ class GroupMamba(ScanNetwork):
 
     def _kind(self, name: str) -> Kind:
         module, _, leaf = name.rpartition(".")
-        if leaf in SCAN_PARAMETERS:
+        if leaf in Parameters._fields:
             return "scan"
         if module.endswith((".in_proj", ".conv2d", ".out_proj", ".attn.proj")):
             return "projection"

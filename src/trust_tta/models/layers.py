@@ -18,8 +18,6 @@ from trust_tta.ops.convolution import FirstConv2d, StridedConv2d
 from trust_tta.ops.cpu import onednn
 from trust_tta.ops.linear import FUSED_BACKENDS
 
-SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds"}
-
 
 class Linear2d(nn.Linear):
     """A linear layer over the channels of (b, c, h, w); the weight is stored (out, in)."""

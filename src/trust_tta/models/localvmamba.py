@@ -14,7 +14,6 @@ from trust_tta.models.config import LocalVMambaConfig
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.vmamba import VMamba
-from trust_tta.ops.tensors import Parameters
 
 
 class ChannelAttention(nn.Module):
@@ -45,8 +44,8 @@ class LocalSS2D(SS2D):
         b, c, height, width = x.shape
         route = self.route(height, width, directions)
         u = F.pad(F.silu(x).flatten(2), (0, 1))  # the zero token
-        parameters = Parameters(self.x_proj_weight, self.dt_projs_weight, self.dt_projs_bias, self.A_logs, self.Ds)
-        y = scan_sequences(read(u.unsqueeze(1).expand(-1, 4, -1, -1), route.visits), parameters, backend=self.backend)
+        sequences = read(u.unsqueeze(1).expand(-1, 4, -1, -1), route.visits)
+        y = scan_sequences(sequences, self.scan_parameters(), backend=self.backend)
         y = self.multi_scan["attn"](read(y, route.returns)).sum(1)
         return self.out_norm(y.view(b, c, height, width))
 

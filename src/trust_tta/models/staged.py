@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.layers import StochasticDepth
 from trust_tta.models.parameter_roles import Kind, Role
+from trust_tta.ops.tensors import Parameters
 
 
 class Stage(nn.Module):
@@ -38,7 +39,7 @@ class StagedNetwork(ScanNetwork):
     stages_path: ClassVar[str] = "layers"
     norm_path: ClassVar[str] = "norm"
     mixer_names: ClassVar[tuple[str, ...]] = (".op.",)
-    scan_names: ClassVar[tuple[str, ...]] = ("x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds")
+    scan_names: ClassVar[tuple[str, ...]] = Parameters._fields
     patch_embed: nn.Module
 
     def stages(self) -> list[Any]:
