@@ -78,6 +78,10 @@ class AdaptiveNorm(StateModule):
         raise NotImplementedError
 
     @property
+    def source(self) -> tuple[Tensor, Tensor]:
+        return self.source_mean, self.source_variance
+
+    @property
     def is_updating(self) -> bool:
         return self.updating and (torch.is_grad_enabled() or self.updating_without_grad)
 
@@ -213,9 +217,7 @@ class StreamNorm(AdaptiveNorm):
     def prediction_statistics(self, prefix: str = "") -> tuple[Tensor, Tensor]:
         """Mean and variance (channels,) of the mixture of stream and source; with "group_", (clusters, channels)."""
         mean, variance, share = (getattr(self, prefix + name) for name in ("mean", "variance", "share"))
-        if not self.mix_source:
-            return mean, variance
-        return mix_statistics((mean, variance), (self.source_mean, self.source_variance), share[..., None])
+        return mix_statistics((mean, variance), self.source, share[..., None]) if self.mix_source else (mean, variance)
 
     def _update(self, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
         """Update the stream's statistics by those (n, channels) of images; returns the batch's (channels,)."""
@@ -272,7 +274,7 @@ class StreamNorm(AdaptiveNorm):
 
     def _standard(self, mean: Tensor, variance: Tensor) -> Tensor:
         """Moments (2, ..., channels) in units of the source's, see `standard_moments`."""
-        return standard_moments(mean, variance, (self.source_mean, self.source_variance), self.eps)
+        return standard_moments(mean, variance, self.source, self.eps)
 
 
 def average_weight(previous: Tensor, new: Tensor) -> Tensor:
