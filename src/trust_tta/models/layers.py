@@ -33,7 +33,7 @@ class Linear2d(nn.Linear):
         if self.backend in FUSED_BACKENDS and onednn.takes(x, self.weight):
             call = onednn.linear
         # In half precision the library is as fast, unless something follows.
-        elif usable and (residual is not None or linear_ops.is_full_precision(x)):
+        elif usable and (residual is not None or linear_ops.autocast_dtype(x) == torch.float32):
             call = linear_ops.fused_linear
         return call(x, self.weight, self.bias, residual).permute(0, 3, 1, 2)
 

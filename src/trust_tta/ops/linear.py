@@ -51,18 +51,13 @@ def can_use_kernels(x: Tensor, columns: int, residual: Tensor | None = None) -> 
     """Whether the kernels support x (b, h, w, k), and a result with so many columns is large enough for them."""
     if torch.compiler.is_compiling() or not (HAS_TRITON and x.is_cuda and type(x) is Tensor and x.dtype in FLOATS):
         return False
-    dtype = _dtype(x)
+    dtype = autocast_dtype(x)
     least = MIN_ELEMENTS_FLOAT32 if dtype == torch.float32 else MIN_ELEMENTS
     if not x.is_contiguous() or x.numel() // x.shape[-1] * columns < least:
         return False
     if residual is not None and (residual.dtype != dtype or not residual.is_contiguous()):
         return False
     return dtype != torch.float32 or not allowed_tf32()[0]
-
-
-def is_full_precision(x: Tensor) -> bool:
-    """Whether products of x are to be float32."""
-    return _dtype(x) == torch.float32
 
 
 def allowed_tf32() -> tuple[bool, bool]:
@@ -73,13 +68,14 @@ def allowed_tf32() -> tuple[bool, bool]:
     return matmul.allow_tf32, cudnn.allow_tf32
 
 
-def _dtype(x: Tensor) -> torch.dtype:
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which products of x are computed on a GPU: that of autocast, or its own."""
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
 
 
 def _cast(x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
     """The tensors in the dtype that autocast would choose."""
-    dtype = _dtype(x)
+    dtype = autocast_dtype(x)
     return [None if t is None else t.to(dtype) for t in (x, *others)]
 
 
