@@ -28,7 +28,7 @@ from trust_tta.ops.batch_norm import (
 
 
 class AdaptiveNorm(StateModule):
-    """Takes the place of a BatchNorm, with its weight and bias and with statistics that start at the source's.
+    """Replaces a BatchNorm: its weight and bias, and statistics that start at the source's.
 
     `source_mean`, `source_variance` (channels,): running statistics of training; 0 and 1 where the network keeps none.
     `updating`: whether forwards update the statistics, those without gradients only if `updating_without_grad`.
