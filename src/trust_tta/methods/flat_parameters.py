@@ -113,8 +113,7 @@ class FlatParameters:
             raise ConfigError("this method adapts no parameters, so there is nothing to differentiate or update")
         gradients = torch.autograd.grad(loss, self.tensors, allow_unused=True, materialize_grads=True)
         torch._foreach_copy_(self._gradient_views, gradients)
-        largest: Tensor = torch.linalg.vector_norm(self.gradient, float("inf"))
-        return (largest + loss.detach()).isfinite()
+        return (torch.linalg.vector_norm(self.gradient, float("inf")) + loss.detach()).isfinite()
 
     @torch.no_grad()
     def step(self, finite: Tensor, *, start: Tensor | None = None) -> None:

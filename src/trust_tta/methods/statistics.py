@@ -96,7 +96,7 @@ class Statistics(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._observe = GraphedFunction(self._observe_images)  # graphs hold addresses
-        return cast(Self, super()._apply(fn, recurse))  # type: ignore[no-untyped-call]
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     @property
     def mixed(self) -> bool:

@@ -71,7 +71,7 @@ class AdaptiveNorm(StateModule):
     def forward(self, x: Tensor) -> Tensor:
         """(n, channels, ...) in and out."""
         normal = self.normalize(x)
-        return normal if self.activation is None else cast(Tensor, self.activation(normal))
+        return normal if self.activation is None else self.activation(normal)
 
     def normalize(self, x: Tensor) -> Tensor:
         """x (n, channels, ...), normalized; updates the statistics first where `is_updating`."""

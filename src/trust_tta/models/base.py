@@ -88,7 +88,7 @@ class ScanNetwork(nn.Module):
 
     def forward_head(self, features: Tensor) -> Tensor:
         """Logits (n, classes) of pooled features: the mean over the heads."""
-        first, *others = [cast(Tensor, head(features)) for head in self.heads()]
+        first, *others = [head(features) for head in self.heads()]
         return sum(others, first) / (1 + len(others)) if others else first
 
     def heads(self) -> list[nn.Linear]:

@@ -121,7 +121,7 @@ class GroupMambaBlock(nn.Module):
     def forward(self, x: Tensor, height: int, route: Route) -> Tensor:
         y = self.attn(x, height, route)
         x = x + self.drop_path(y if self.norm1 is None else self.norm1(y))
-        return x + cast(Tensor, self.drop_path(self.mlp(self.norm2(x), height)))
+        return x + self.drop_path(self.mlp(self.norm2(x), height))
 
 
 class GroupDownsample(nn.Module):
@@ -198,8 +198,7 @@ class GroupMamba(ScanNetwork):
         route = Route.along(visit(DIRECTIONS, 1, 1, x.device)[self.direction_table[0]], 1)  # one token has one order
         for block in self.post_network:
             x = block(x, 1, route)
-        features: Tensor = self.get_submodule(f"norm{len(self.config.dims)}")(x)
-        return features.squeeze(1)
+        return self.get_submodule(f"norm{len(self.config.dims)}")(x).squeeze(1)
 
     def heads(self) -> list[nn.Linear]:
         return [self.head] if self.dist_head is None else [self.head, self.dist_head]

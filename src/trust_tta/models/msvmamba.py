@@ -30,8 +30,7 @@ class SqueezeExcite(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        weights: Tensor = self.fc(x.mean((2, 3)))
-        return x * weights[:, :, None, None]
+        return x * self.fc(x.mean((2, 3)))[:, :, None, None]
 
 
 class MultiScaleSS2D(SS2D):

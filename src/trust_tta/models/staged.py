@@ -108,4 +108,4 @@ def add_branch(x: Tensor, branch: Tensor, drop_path: StochasticDepth, scale: Ten
     """x plus a residual branch (b, c, h, w), scaled per channel, under stochastic depth."""
     if scale is not None:
         branch = branch * scale.view(-1, 1, 1)
-    return x + cast(Tensor, drop_path(branch))
+    return x + drop_path(branch)

@@ -98,8 +98,7 @@ class VimLayer(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, residual: Tensor, route: Route) -> Tensor:
-        mixed: Tensor = self.drop_path(self.mixer(normalize(residual, self.norm), route))
-        return residual + mixed
+        return residual + self.drop_path(self.mixer(normalize(residual, self.norm), route))
 
 
 def normalize(x: Tensor, norm: nn.RMSNorm) -> Tensor:

@@ -95,8 +95,7 @@ def merge_norm(
     if chosen in PLAIN:
         return PLAIN[chosen].merge_norm(y, height, width, weight, bias, eps)
     call = operators.run_merge_norm_alone if _is_bare(y) else operators.merge_norm
-    norm: Tensor = call(y, height, width, weight, bias, eps)[0]
-    return norm.permute(0, 3, 1, 2)
+    return call(y, height, width, weight, bias, eps)[0].permute(0, 3, 1, 2)
 
 
 def _is_bare(x: Tensor) -> bool:

@@ -31,8 +31,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
     """`linear` by Triton kernels."""
     given = _cast(_rows(x), weight, bias, None if residual is None else _rows(residual))
-    y: Tensor = _Linear.apply(*given)  # type: ignore[no-untyped-call]
-    return y.view(*x.shape[:-1], -1)
+    return _Linear.apply(*given).view(*x.shape[:-1], -1)  # type: ignore[no-untyped-call]
 
 
 def fused_mlp(
@@ -43,8 +42,7 @@ def fused_mlp(
     The hidden map is not kept for the backward but made again.
     """
     given = _cast(_rows(x), weight1, bias1, weight2, bias2, None if residual is None else _rows(residual))
-    y: Tensor = _Mlp.apply(*given)  # type: ignore[no-untyped-call]
-    return y.view(x.shape)
+    return _Mlp.apply(*given).view(x.shape)  # type: ignore[no-untyped-call]
 
 
 def can_use_kernels(x: Tensor, columns: int, residual: Tensor | None = None) -> bool:
