@@ -191,4 +191,5 @@ def test_own_labels_are_the_same_in_bands() -> None:
 
 def test_the_mean_of_members_is_that_of_their_probabilities() -> None:
     logits = torch.randn(5, 3, 4, dtype=torch.float64)
-    torch.testing.assert_close(log_mean_of_members(list(logits)).exp(), logits.softmax(2).mean(0))
+    mean: Any = log_mean_of_members(list(logits))
+    torch.testing.assert_close(mean.exp(), logits.softmax(2).mean(0))
