@@ -123,7 +123,7 @@ class Augmentation(WeightAveraging):
 
     Options = AugmentationOptions
     options: AugmentationOptions
-    predicts_while_adapting = False  # the adapting forwards are of other images
+    adapts_as_it_predicts = False  # but on augmented images
 
     def reset_state(self) -> None:
         given, scan_orders = self.options.orders, scan_orders_of(self.model)

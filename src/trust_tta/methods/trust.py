@@ -37,7 +37,9 @@ class WeightAveraging(Learner):
     mode = "sequential"
     merge_by = "mean"
     mirror = False
-    predicts_while_adapting = True  # an adapting forward is also the prediction with the weights before the update
+    adapts_as_it_predicts = (
+        True  # on the same batch, so that the first logits are also the prediction before the update
+    )
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         require_orders(model)
@@ -46,7 +48,8 @@ class WeightAveraging(Learner):
     def adapt(self, images: Tensor) -> Logits:
         """Algorithm 1 for one batch; of several `steps` per order, the last ones are averaged."""
         before = self.options.predict == "before"
-        if before and not self.predicts_while_adapting:
+        first_orders = self.orders if self.mode == "replicate" else self.orders[:1]
+        if before and not (self.adapts_as_it_predicts and self.evaluate_order in first_orders):
             self.keep_prediction(self.final_prediction(images))
         steps = self.adapt_under_orders(images)
         if self.merge_by == "mean":  # of the steps that were made
@@ -76,7 +79,7 @@ class WeightAveraging(Learner):
         seen = images if augmented is None else augmented
         logits = self.logits(seen, order=order, stochastic_depth=self.options.stochastic_depth)
         undisturbed = self.predict(images, order=order) if self.options.stochastic_depth else logits.detach()
-        if first and order == self.evaluate_order and self.predicts_while_adapting:
+        if first and order == self.evaluate_order and self.adapts_as_it_predicts:
             self.keep_prediction(undisturbed)
         made = self.step(self.loss(logits, most_likely(undisturbed)))
         mean_entropy = entropy(logits.detach()).mean() if self.merge_by != "mean" else None
@@ -132,6 +135,4 @@ class Trust(WeightAveraging):
         self.mirror = self.options.views == "mirror"
         if self.mode != "sequential":  # sums must not depend on how the orders were listed
             self.orders.sort(key=str)
-        before_updates = self.orders if self.mode == "replicate" else self.orders[:1]
-        whole = self.mode != "split" and not self.mirror
-        self.predicts_while_adapting = whole and self.evaluate_order in before_updates
+        self.adapts_as_it_predicts = self.mode != "split" and not self.mirror
