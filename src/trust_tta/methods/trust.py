@@ -37,9 +37,7 @@ class WeightAveraging(Learner):
     mode = "sequential"
     merge_by = "mean"
     mirror = False
-    adapts_as_it_predicts = (
-        True  # on the same batch, so that the first logits are also the prediction before the update
-    )
+    adapts_as_it_predicts = True  # on the same batch: first logits may be the prediction before the update
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         require_orders(model)
