@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import ModuleType
 
 from trust_tta.errors import DependencyError, reason_of
@@ -56,3 +58,10 @@ def lazy_exports(
         return getattr(importlib.import_module(modules[name]), name)
 
     return find, lambda: public, public
+
+
+def stub_exports(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """`lazy_exports` of a package by the stub `__init__.pyi` next to its `__init__.py`, the path `file`."""
+    stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
+    found = re.findall(r"^from (\S+) import (\w+) as \2$", stub, flags=re.MULTILINE)
+    return lazy_exports(package, {name: module for module, name in found})

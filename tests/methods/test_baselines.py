@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from tests.methods.networks import CLASSES, ConvNet, batches, convnet, make, run, same, vmamba
 from trust_tta.errors import ConfigError, ShapeError
-from trust_tta.methods import gather_fisher
+from trust_tta.methods import gather_fisher, gather_source_statistics
 from trust_tta.methods.augmentations import random_augmentation
 from trust_tta.methods.deyo import shuffle_patches
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.registry import create_method
 from trust_tta.methods.rotta import BalancedMemory, MemoryItem
-from trust_tta.preprocessing import Preprocessing
+from trust_tta.preprocessing import Preprocessing, network_input
 
 
 def test_eata_without_clean_images_names_the_way_out() -> None:
@@ -33,6 +33,23 @@ def test_fisher_weights_of_other_parameters_are_refused() -> None:
     fisher = gather_fisher(vmamba(), batches(1), parameters="bn")
     with pytest.raises(ConfigError, match="other parameters; gather them on this network with parameters='ss2d'"):
         create_method("eata", vmamba(), parameters="ss2d", fisher=fisher)
+
+
+def test_clean_images_that_are_not_finite_are_refused() -> None:
+    (images,) = batches(1)
+    images[0, 0, 0, 0] = torch.nan
+    for gather in (gather_fisher, gather_source_statistics):
+        with pytest.raises(ShapeError, match="the images hold values that are not finite"):
+            gather(vmamba(), [images])
+
+
+def test_clean_pixels_are_preprocessed_before_the_statistics_see_them() -> None:
+    model: Any = vmamba()
+    model.preprocessing = Preprocessing(size=16, resize=None, crop=False)
+    pixels = [torch.randint(low, low + 40, (8, 16, 16, 3), dtype=torch.uint8) for low in (0, 100, 200)]
+    floats = [network_input(model, each) for each in pixels]
+    one, other = (gather_source_statistics(model, each, statistics="stream") for each in (pixels, floats))
+    assert torch.equal(one.mean, other.mean)
 
 
 def test_fisher_weights_leave_the_network_alone() -> None:

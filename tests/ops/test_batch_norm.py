@@ -154,7 +154,7 @@ def test_statistics_of_a_stream(mix_source: bool, monkeypatch: pytest.MonkeyPatc
                 tensor.copy_(normal(20, seed=place).abs() + 0.1)
         statistics = Statistics(model, "stream", mix_source=mix_source)
         norm = statistics.norms["1"]
-        monkeypatch.setattr(StreamNorm, "can_use_kernels", lambda self, x, used=by_kernels: used)
+        monkeypatch.setattr(StreamNorm, "uses_kernels", lambda self, x, used=by_kernels: used)
         statistics.start_batch(x)
         norm(1 + x / 2)
         statistics.start_batch(x)

@@ -16,7 +16,7 @@ from trust_tta.live.stream import Stream
 from trust_tta.live.stream_statistics import MAX_PIXELS, probability_rows
 from trust_tta.methods import gather_fisher, losses
 from trust_tta.methods.base import Method
-from trust_tta.methods.ensembling import MeanProbability, log_mean_probability
+from trust_tta.methods.ensembling import log_mean_of_members
 from trust_tta.methods.registry import create_method
 from trust_tta.models.config import UPerNetConfig
 from trust_tta.models.upernet import UPerNet
@@ -189,9 +189,7 @@ def test_own_labels_are_the_same_in_bands() -> None:
     assert torch.equal(labels.reshape(-1), classes)
 
 
-def test_a_running_mean_of_probabilities_is_that_of_all() -> None:
+def test_the_mean_of_members_is_that_of_their_probabilities() -> None:
     logits = torch.randn(5, 3, 4, dtype=torch.float64)
-    mean = MeanProbability()
-    for one in logits:
-        mean.add(one)
-    torch.testing.assert_close(mean.log(), log_mean_probability(logits))
+    mean: Any = log_mean_of_members(list(logits))
+    torch.testing.assert_close(mean.exp(), logits.softmax(2).mean(0))

@@ -1,50 +1,5 @@
 """Test-time adaptation methods: each wraps a model, adapts on a batch and returns its logits."""
 
-from trust_tta.optional import lazy_exports
+from trust_tta.optional import stub_exports
 
-__getattr__, __dir__, __all__ = lazy_exports(  # typed in __init__.pyi
-    __name__,
-    {
-        "Augmentation": "trust_tta.methods.ablations",
-        "Ensemble": "trust_tta.methods.ablations",
-        "Repetition": "trust_tta.methods.ablations",
-        "Learner": "trust_tta.methods.base",
-        "LearningOptions": "trust_tta.methods.base",
-        "Method": "trust_tta.methods.base",
-        "MethodOptions": "trust_tta.methods.base",
-        "FisherWeights": "trust_tta.methods.source_data",
-        "SourceStatistics": "trust_tta.methods.source_data",
-        "gather_fisher": "trust_tta.methods.source_data",
-        "gather_source_statistics": "trust_tta.methods.source_data",
-        "Cotta": "trust_tta.methods.cotta",
-        "Deyo": "trust_tta.methods.deyo",
-        "Dpcore": "trust_tta.methods.dpcore",
-        "Eata": "trust_tta.methods.eta",
-        "Eta": "trust_tta.methods.eta",
-        "Rdumb": "trust_tta.methods.eta",
-        "Foa": "trust_tta.methods.foa",
-        "Neo": "trust_tta.methods.neo",
-        "T3a": "trust_tta.methods.t3a",
-        "Lame": "trust_tta.methods.lame",
-        "entropy": "trust_tta.methods.losses",
-        "BnAlpha": "trust_tta.methods.norms",
-        "BnEma": "trust_tta.methods.norms",
-        "rank_orders": "trust_tta.methods.ranking",
-        "find_method": "trust_tta.methods.registry",
-        "list_methods": "trust_tta.methods.registry",
-        "method_options": "trust_tta.methods.registry",
-        "Cmf": "trust_tta.methods.roid",
-        "Roid": "trust_tta.methods.roid",
-        "Rotta": "trust_tta.methods.rotta",
-        "Sar": "trust_tta.methods.sar",
-        "Shot": "trust_tta.methods.shot",
-        "BatchStatistics": "trust_tta.methods.source",
-        "Source": "trust_tta.methods.source",
-        "Number": "trust_tta.methods.state",
-        "Tent": "trust_tta.methods.tent",
-        "Tide": "trust_tta.methods.tide.method",
-        "Trust": "trust_tta.methods.trust",
-        "TrustNaive": "trust_tta.methods.trust",
-        "create_method": "trust_tta.methods.typed",
-    },
-)
+__getattr__, __dir__, __all__ = stub_exports(__name__, __file__)  # the names of __init__.pyi

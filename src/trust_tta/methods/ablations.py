@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trust_tta.methods.base import Learner, LearningOptions
-from trust_tta.methods.ensembling import MeanProbability
+from trust_tta.methods.ensembling import log_mean_of_members
 from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.parallel import OrderStep
 from trust_tta.methods.parameters import ParameterSet
@@ -63,29 +63,30 @@ class Ensemble(Learner):
         return super().adapted_names(model)
 
     def adapt(self, images: Tensor) -> Logits:
-        before, after = MeanProbability(), MeanProbability()
+        before: list[Logits] = []
+        after: list[Logits] = []
         for order, member in zip(self.orders, self.members.values(), strict=True):
             self.weights.load(member["weights"])
             self.weights.load_optimizer_state(member)
             for step in range(self.options.steps):
                 logits = self.logits(images, order=order, stochastic_depth=self.options.stochastic_depth)
                 if step == 0:
-                    before.add(logits.detach())
+                    before.append(logits.detach())
                 self.step(pseudo_label_loss(logits))
             member.update({"weights": self.weights.snapshot(), **clone(self.weights.optimizer_state)})
             done = self.options.predict == "before"
-            after.add(logits.detach() if done else self.predict(images, order=order))
+            after.append(logits.detach() if done else self.predict(images, order=order))
         self.weights.restore_source()
-        self.prediction_before = before.log()
-        return after.log()
+        self.prediction_before = log_mean_of_members(before)
+        return log_mean_of_members(after)
 
     def infer(self, images: Tensor) -> Logits:
-        mean = MeanProbability()
+        logits: list[Logits] = []
         for order, member in zip(self.orders, self.members.values(), strict=True):
             self.weights.load(member["weights"])
-            mean.add(self.frozen_logits(images, order=order))
+            logits.append(self.frozen_logits(images, order=order))
         self.weights.restore_source()
-        return mean.log()
+        return log_mean_of_members(logits)
 
 
 class RepetitionOptions(LearningOptions):
@@ -122,6 +123,7 @@ class Augmentation(WeightAveraging):
 
     Options = AugmentationOptions
     options: AugmentationOptions
+    adapts_as_it_predicts = False  # but on augmented images
 
     def reset_state(self) -> None:
         given, scan_orders = self.options.orders, scan_orders_of(self.model)
@@ -134,9 +136,6 @@ class Augmentation(WeightAveraging):
         generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + drawn)
         augmented = KINDS[self.options.kind](images, generator, self.options.strength)
         return super().adapt_under(order, images, first=first, augmented=augmented)
-
-    def predicts_while_adapting(self) -> bool:
-        return False  # the adapting passes are of other images
 
 
 def rotation(images: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:

@@ -24,10 +24,10 @@ from trust_tta.methods.state import Counters, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.validation import (
     InputCheck,
-    adaptation_context,
     check_dtypes,
     check_network,
     check_outputs,
+    network_passes,
 )
 from trust_tta.ops.segmentation_logits import Logits, upsample
 from trust_tta.orders import OrderLike
@@ -74,10 +74,10 @@ class Method(nn.Module):
     `adapted`: the same parameters by name. `statistics`: what the BatchNorms normalize with. `counters`: operations
     done. `prediction_before`: the prediction made before the last batch's update, where it came for free.
 
-    `probabilities`: the output is a distribution, not logits. `pooled`: entries of the state that describe the domain,
-    as sums over images that total one each, and that replicas may pool. `samples_per_image`: number of images that each
-    one counts for in statistics and sums, where replicas see the rest of the stream. Calls from several threads run one
-    at a time, except predictions of a `stateless` method.
+    `probabilities`: the output is a distribution, not logits. `pooled`: names of state entries that replicas of one
+    stream may add up: sums over images, to which each image adds one. `samples_per_image`: weight of an image in
+    statistics and sums, above 1 in a replica that sees a part of the stream. Calls from several threads run one at a
+    time, except predictions of a `stateless` method.
     """
 
     name: ClassVar[str]
@@ -120,6 +120,7 @@ class Method(nn.Module):
         self.finite_steps: list[Tensor] = []  # of the present batch: whether each step was made, () on the device
         self.training, self._check_input, self._lock = False, InputCheck(), threading.RLock()
         self.reset_state()
+        self.state_names = tuple(self.state_spec())
 
     # What a subclass implements
 
@@ -132,7 +133,7 @@ class Method(nn.Module):
         return self.frozen_logits(images)
 
     def adapted_names(self, model: nn.Module) -> list[str]:
-        """Names of the parameters to adapt; raises ConfigError for a network that lacks what the method needs."""
+        """Names of the parameters to adapt; ConfigError where the network lacks something that the method needs."""
         del model
         return []
 
@@ -141,14 +142,14 @@ class Method(nn.Module):
         return Statistics(self.model, self.options.statistics, updating_without_grad=not self.adapted)
 
     def reset_state(self) -> None:
-        """Initialize the attributes that `state_spec` names; called at every return to the source."""
+        """Set the attributes that `state_spec` names to their initial values; called at every return to the source."""
 
     def state_spec(self) -> dict[str, Spec]:
-        """Attributes that change, besides weights and statistics, with the values that each may have unless None."""
+        """The attributes that are part of the state, besides weights and statistics, and their values when not None."""
         return {}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state whose entries do not fit one another; each by itself already fits `state_spec`."""
+        """Refuse a state whose entries contradict each other; each one has been checked against `state_spec`."""
 
     @property
     def stateless(self) -> bool:
@@ -162,25 +163,25 @@ class Method(nn.Module):
     ) -> Logits:
         """Logits (n, classes) of one counted forward; `CoarseLogits` where the network segments.
 
-        `capture=False` where batches change their size, for which CUDA graphs do not pay.
+        `capture=False`: no CUDA graph, as for batches whose size varies.
         """
         self.counters.forwards += 1
         if stochastic_depth:  # cannot be captured in a CUDA graph
             with stochastic_depth_on(self.model, seed=self.counters.forwards - 1):
                 return self._forward(images, order, capture=False)
-        return self._forward(images, order, capture=capture and not self.statistics.mixed)
+        return self._forward(images, order, capture=capture and self.statistics.groups is None)
 
     @torch.no_grad()
     def predict(self, images: Tensor, *, order: OrderLike | None = None, capture: bool = True) -> Logits:
-        """The same without gradients."""
+        """`logits` without gradients."""
         return self.logits(images, order=order, capture=capture)
 
     def logits_of_some(
         self, make: Callable[[Tensor], Tensor], indices: Tensor, n: int, *, stochastic_depth: bool = False
     ) -> Tensor:
-        """Logits (k, classes) of the images that `make` gives for `indices` (k,) of the batch's n, forwarded alone.
+        """Logits (k, classes) of `make(indices)`, the images at `indices` (k,) of a batch of n, without the others.
 
-        A single one has no batch statistics where its map is one pixel; it is then forwarded with the whole batch.
+        One image whose last map is a single pixel has no batch statistics; the whole batch is then forwarded.
         """
         try:
             return upsample(self.logits(make(indices), stochastic_depth=stochastic_depth, capture=False))
@@ -199,9 +200,9 @@ class Method(nn.Module):
 
     def frozen_logits(self, images: Tensor, *, order: OrderLike | None = None) -> Logits:
         """Logits of a forward that is not counted and changes nothing, for `infer`."""
-        if self._frozen_forward.coarse:  # skips the network's own forward, which does this
+        if self._frozen_forward.coarse:  # the network's own `forward`, which prepares images, is not called
             images = network_input(self.model, images)
-        return self._frozen_forward(images, order, capture=not self.statistics.mixed)
+        return self._frozen_forward(images, order, capture=self.statistics.groups is None)
 
     def step(self, loss: Tensor, *, start: Tensor | None = None) -> Tensor:
         """One optimizer step on the loss, from the weights (n,) `start` or the present ones.
@@ -216,7 +217,7 @@ class Method(nn.Module):
         return finite
 
     def keep_prediction(self, logits: Logits) -> None:
-        """Keep logits made before an update: the first of a batch are its `prediction_before`."""
+        """Keep logits made before an update; the first ones of a batch become its `prediction_before`."""
         self.kept_prediction = logits.detach()
         if self.prediction_before is None:
             self.prediction_before = self.kept_prediction
@@ -226,14 +227,13 @@ class Method(nn.Module):
     def __call__(self, images: Tensor) -> Tensor:
         dynamo: Any = sys.modules.get("torch._dynamo")  # not imported: nothing was compiled
         call = super().__call__ if dynamo is None else dynamo.disable(super().__call__)  # graphs cannot hold updates
-        outputs: Tensor = call(images)
-        return outputs
+        return call(images)
 
     def forward(self, images: Tensor) -> Tensor:
         """Adapt on the batch and predict it; on an error the state is as it was."""
         with self._lock, torch.inference_mode(False), torch.enable_grad():
             images = self._check_input(images, self)
-            with states.restored_on_error(self), adaptation_context(images):
+            with states.restored_on_error(self), network_passes(images):
                 images = images.clone() if images.is_inference() else images.detach()
                 if getattr(self.options, "episodic", False):
                     self.restore_source()
@@ -245,7 +245,8 @@ class Method(nn.Module):
                     self.counters.updates += made
                     self.counters.skipped += len(self.finite_steps) - made
                 check_outputs(outputs, images)
-                self._forward.check_first_output()
+                if not self._forward.output_checked:
+                    self._forward.check_first_output()
                 self.network_buffers.note_changes()
                 self.counters.batches += 1
                 return outputs

@@ -182,5 +182,4 @@ class Dpcore(Method):
 
 def _apart(means: Tensor, stds: Tensor) -> Tensor:
     """Lengths of differences (..., d), summed, (...)."""
-    apart: Tensor = torch.linalg.vector_norm(means, dim=-1) + torch.linalg.vector_norm(stds, dim=-1)
-    return apart
+    return torch.linalg.vector_norm(means, dim=-1) + torch.linalg.vector_norm(stds, dim=-1)

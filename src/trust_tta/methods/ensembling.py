@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from trust_tta.errors import ConfigError
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits
 
 
@@ -58,26 +57,9 @@ def mean_log_probability(logits: Logits) -> Logits:
     return logits.mean(0)
 
 
-class MeanProbability:
-    """Running mean of softmaxes of logits (n, classes, ...); keeps one tensor, or the coarse logits of each."""
-
-    def __init__(self) -> None:
-        self.total: Tensor | None = None
-        self.count = 0
-        self.coarse: list[CoarseLogits] = []
-
-    def add(self, logits: Logits) -> None:
-        if isinstance(logits, CoarseLogits):
-            self.coarse.append(logits)
-            return
-        log_p = logits.log_softmax(1)
-        self.total = log_p if self.total is None else torch.logaddexp(self.total, log_p, out=self.total)
-        self.count += 1
-
-    def log(self) -> Logits:
-        if self.coarse:
-            coarse = torch.stack([one.coarse for one in self.coarse], 1)
-            return log_mean_probability(CoarseLogits(coarse, self.coarse[0].size))
-        if self.total is None:
-            raise ConfigError("there is no prediction to average; add one first")
-        return self.total.sub_(math.log(self.count))
+def log_mean_of_members(members: Sequence[Logits]) -> Logits:
+    """Log of the mean of the softmaxes of each member's logits (n, classes, ...)."""
+    first, tensors = members[0], [each.coarse if isinstance(each, CoarseLogits) else each for each in members]
+    if isinstance(first, CoarseLogits):
+        return log_mean_probability(CoarseLogits(torch.stack(tensors, 1), first.size))
+    return log_mean_probability(torch.stack(tensors))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -72,20 +73,16 @@ def features_and_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, Tenso
     network: Any = model
     if not splits_head(model):
         return _classifier_input(model, images)
-    found: Tensor = network.forward_features(images)
-    pooled = found
+    pooled = found = network.forward_features(images)
     if found.dim() != 2:
-        try:
+        with suppress(TypeError):  # of a forward_head without this argument
             pooled = network.forward_head(found, pre_logits=True)
-        except TypeError:  # it has no such argument
-            pooled = found
     if pooled.dim() != 2:
         raise ShapeError(
             f"the features have shape {tuple(pooled.shape)}; let forward_features, or forward_head(features, "
             "pre_logits=True), give pooled features (n, d)"
         )
-    logits: Tensor = network.forward_head(found)
-    return pooled, logits
+    return pooled, network.forward_head(found)
 
 
 def _classifier_input(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,12 +106,11 @@ def _classifier_input(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]
 
 def classify(model: nn.Module, features: Tensor) -> Tensor:
     """Logits (n, classes) of pooled features (n, d)."""
-    network: Any = model
     if pools_in_head(model) or not splits_head(model):
         (head,) = linear_heads(model)
         return F.linear(features.to(head.weight.dtype), head.weight.flatten(1), head.bias)
-    logits: Tensor = network.forward_head(features)
-    return logits
+    network: Any = model
+    return network.forward_head(features)
 
 
 def class_rows(model: nn.Module) -> Tensor:

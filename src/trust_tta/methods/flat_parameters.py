@@ -111,13 +111,9 @@ class FlatParameters:
         """Fill `gradient`, valid until the next forward; whether it and the loss are finite, () bool on the device."""
         if not self.tensors:
             raise ConfigError("this method adapts no parameters, so there is nothing to differentiate or update")
-        gradients = torch.autograd.grad(loss, self.tensors, allow_unused=True)
-        pairs = [(view, g) for view, g in zip(self._gradient_views, gradients, strict=True) if g is not None]
-        if len(pairs) < len(gradients):
-            self.gradient.zero_()
-        _copy(pairs)
-        largest: Tensor = torch.linalg.vector_norm(self.gradient, float("inf"))
-        return (largest + loss.detach()).isfinite()
+        gradients = torch.autograd.grad(loss, self.tensors, allow_unused=True, materialize_grads=True)
+        torch._foreach_copy_(self._gradient_views, gradients)
+        return (torch.linalg.vector_norm(self.gradient, float("inf")) + loss.detach()).isfinite()
 
     @torch.no_grad()
     def step(self, finite: Tensor, *, start: Tensor | None = None) -> None:

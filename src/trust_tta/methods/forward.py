@@ -51,7 +51,7 @@ class NetworkForward:
 
     def check_first_output(self) -> None:
         """Warn once where the network returns probabilities (n, classes, ...); the host waits for the first output."""
-        if self.output_checked or self.gives_probabilities is None:
+        if self.gives_probabilities is None:
             return
         self.output_checked = True
         if bool(self.gives_probabilities):
@@ -120,8 +120,7 @@ class CoarseNetwork(nn.Module):
         self.network = network
 
     def forward(self, images: Tensor, **order: Any) -> Tensor:
-        logits: Tensor = self.network.forward_coarse(images, **order)
-        return logits
+        return self.network.forward_coarse(images, **order)
 
 
 @contextmanager

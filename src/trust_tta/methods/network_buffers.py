@@ -31,13 +31,14 @@ class NetworkBuffers:
 
     def watch(self) -> None:
         """Note later changes from here on; called when the buffers were moved, copied or loaded."""
-        self._watched = [(name, buffer, buffer._version) for name, buffer in self._present().items()]
+        now = self.network.named_buffers()
+        self._watched = [(name, buffer, buffer._version) for name, buffer in now if name in self.source]
 
     def note_changes(self) -> None:
         """Note the names of buffers that were written to or assigned."""
         if not self._watched:
             return
-        now = self._present()
+        now = dict(self.network.named_buffers())
         found = {name for name, b, version in self._watched if now.get(name) is not b or b._version != version}
         if found:
             self.changed |= found
@@ -56,7 +57,7 @@ class NetworkBuffers:
     @torch.no_grad()
     def values(self) -> dict[str, Tensor]:
         """Copies of the changed buffers, but not of caches, whose shape or type differs from the source's."""
-        now = self._present() if self.changed else {}
+        now = dict(self.network.named_buffers()) if self.changed else {}
         kept = {name: now[name] for name in sorted(self.changed) if name in now}
         return {name: b.detach().clone() for name, b in kept.items() if _alike(b, self.source[name])}
 
@@ -77,10 +78,6 @@ class NetworkBuffers:
 
     def spec(self) -> Spec:
         return Optional({name: Optional(Array.like(buffer)) for name, buffer in self.source.items()})
-
-    def _present(self) -> dict[str, Tensor]:
-        now = dict(self.network.named_buffers()) if self.source else {}
-        return {name: now[name] for name in self.source if name in now}
 
 
 def _alike(buffer: Tensor, other: Tensor) -> bool:

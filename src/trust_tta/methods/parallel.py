@@ -69,18 +69,18 @@ def adapt_separately(method: WeightAveraging, images: Tensor) -> list[OrderStep]
     parts = equal_parts(images, len(orders)) if split else images.expand(len(orders), *images.shape)
     before, start, state = replace(method.counters), weights.snapshot(), clone(weights.optimizer_state)
     steps: list[OrderStep] = []
-    average = WeightedMean()
+    average, count = clone(state), torch.zeros((), device=images.device)
     for order, part in zip(orders, parts, strict=True):
         weights.load(start)
         weights.load_optimizer_state(state)
-        made = torch.zeros((), dtype=torch.bool, device=images.device)
         for i in range(method.options.steps):
             step = method.adapt_under(order, part, first=i == 0)
-            made = made | step.made
-        steps.append(step._replace(made=made))
-        average.add(weights.optimizer_state, steps[-1].made)
+        steps.append(step._replace(made=torch.stack(method.finite_steps[-method.options.steps :]).any()))
+        count += steps[-1].made
+        for name, mean in average.items():  # in place, of the orders that made a step: allocates nothing of their size
+            mean.lerp_(weights.optimizer_state[name], (steps[-1].made / count.clamp_min(1)).to(mean))
     weights.load(start)
-    weights.load_optimizer_state(average.value() if bool(torch.stack([step.made for step in steps]).any()) else state)
+    weights.load_optimizer_state(average)
     if split:  # counted in passes over the whole batch
         k = len(orders)
         method.counters.forwards = before.forwards + (method.counters.forwards - before.forwards) // k
@@ -96,7 +96,7 @@ def adapt_jointly(method: WeightAveraging, images: Tensor) -> list[OrderStep]:
     check_parts(images, len(method.orders))
     weights, state = method.weights, clone(method.weights.optimizer_state)
     vectors, states = [weights.snapshot()] * len(method.orders), [state] * len(method.orders)
-    start, learned = vectors[0], False
+    start, made = vectors[0], torch.zeros((), dtype=torch.bool, device=images.device)
     for _ in range(method.options.steps):
         gradients, entropies, finite = joint_gradients(method, images, vectors)
         for k, gradient in enumerate(gradients):
@@ -105,15 +105,9 @@ def adapt_jointly(method: WeightAveraging, images: Tensor) -> list[OrderStep]:
             weights.step(finite, start=vectors[k])
             vectors[k], states[k] = weights.snapshot(), clone(weights.optimizer_state)
         method.finite_steps += [finite] * len(vectors)
-        learned |= bool(finite)
+        made = made | finite
     weights.load(start)
-    if not learned:
-        weights.load_optimizer_state(state)
-        return []
-    average, made = WeightedMean(), finite.new_ones(())
-    for each in states:
-        average.add(each, made)
-    weights.load_optimizer_state(average.value())
+    weights.load_optimizer_state({name: merging.mean([each[name] for each in states]) for name in state})
     return [OrderStep(vector, made, mean) for vector, mean in zip(vectors, entropies, strict=True)]
 
 
@@ -193,30 +187,6 @@ def check_options(options: TrustOptions, model: nn.Module) -> None:
             "split_statistics='batch' gives each part of a batch a copy of the scan's weights, for which "
             f"{type(model).__name__} has no place; use 'part'"
         )
-
-
-class WeightedMean:
-    """The weighted mean of dicts of tensors."""
-
-    def __init__(self) -> None:
-        self.total: dict[str, Tensor] = {}
-        self.weight: Tensor | None = None
-
-    def add(self, values: dict[str, Tensor], weight: Tensor) -> None:
-        """Add values with a weight () on the device."""
-        for name, value in values.items():
-            weight = weight.to(value.dtype)
-            if self.weight is None:
-                self.total[name] = value * weight
-            else:  # in place: allocates nothing of their size
-                self.total[name].addcmul_(value, weight)
-        self.weight = weight if self.weight is None else self.weight + weight
-
-    def value(self) -> dict[str, Tensor]:
-        """The mean; not a number where all weights are zero."""
-        if self.total and self.weight is not None:  # SGD without momentum has no state
-            torch._foreach_div_(list(self.total.values()), self.weight)
-        return self.total
 
 
 def check_parts(images: Tensor, k: int) -> None:

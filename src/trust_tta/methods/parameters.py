@@ -41,8 +41,7 @@ def parameter_roles(model: nn.Module) -> dict[str, Role]:
     """The role of each parameter: as the model itself reports them, or from the types of its layers."""
     own = getattr(model, "parameter_roles", None)
     if own is not None:
-        roles: dict[str, Role] = own()
-        return roles
+        return own()
     norms = [name for name, module in model.named_modules() if is_norm(module)]
     last = (*_last_stage(model), *norms[-1:])
     roles = {}

@@ -57,8 +57,7 @@ class MapPrompts(ImagePrompts):
     """A VMamba: tokens fill one more row of the first map (n, c, h, w); a map's mean token stands for its layer."""
 
     def embed(self, images: Tensor) -> Tensor:
-        first: Tensor = self.network.embed(images)
-        return first
+        return self.network.embed(images)
 
     def spread(self, images: Tensor, x: Tensor) -> float:
         return _spread(images.shape[1] * (images.shape[2] // x.shape[2]) ** 2, x.shape[1])
@@ -68,8 +67,7 @@ class MapPrompts(ImagePrompts):
         return PromptedOutput(torch.cat([m.mean((2, 3)) for m in maps], dim=1), self.network.pool(maps[-1]))
 
     def classify(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.network.forward_head(features)
-        return logits
+        return self.network.forward_head(features)
 
 
 class TokenPrompts(ImagePrompts):
@@ -86,8 +84,7 @@ class TokenPrompts(ImagePrompts):
 
     def embed(self, images: Tensor) -> Tensor:
         """Tokens (n, l, d) with their positions."""
-        tokens: Tensor = self.network._pos_embed(self.network.patch_embed(images))
-        return tokens
+        return self.network._pos_embed(self.network.patch_embed(images))
 
     def width(self, x: Tensor) -> int:
         return x.shape[2]

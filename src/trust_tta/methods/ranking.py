@@ -13,7 +13,7 @@ from trust_tta.methods.losses import entropy
 from trust_tta.methods.parameters import share_tensors
 from trust_tta.methods.statistics import use_batch_statistics
 from trust_tta.methods.trust_options import require_orders, scan_orders_of
-from trust_tta.methods.validation import check_finite, check_shape
+from trust_tta.methods.validation import check_batch, check_finite
 from trust_tta.orders import ScanOrder, find_order
 
 
@@ -34,7 +34,7 @@ def rank_orders(
     images = 0
     with torch.no_grad():
         for batch in batches:
-            check_shape(batch, network)
+            batch = check_batch(batch, network)
             check_finite(batch)
             images += batch.shape[0]
             for i, order in enumerate(orders):

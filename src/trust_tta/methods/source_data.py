@@ -16,7 +16,7 @@ from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.parameters import ParameterSet, select, share_tensors
 from trust_tta.methods.prompts import take_prompts
 from trust_tta.methods.statistics import Statistics, StatisticsKind
-from trust_tta.methods.validation import check_loaded, check_network, network_errors
+from trust_tta.methods.validation import check_batch, check_network, network_passes
 from trust_tta.schema import show
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def gather_source_statistics(
     images, sums, squares, width = 0, torch.zeros(()), torch.zeros(()), 0
     with torch.no_grad():
         for batch in _normalized(network, batches, statistics):
-            with network_errors(batch):
+            with network_passes(batch):
                 seen = prompted.forward(prompted.embed(batch))
             values = torch.cat(seen, dim=1).double().cpu()
             images, width = images + len(values), seen.features.shape[1]
@@ -89,7 +89,7 @@ def gather_fisher(
         weights = [network.get_parameter(name) for name in names]
         sums = [torch.zeros_like(weight, requires_grad=False) for weight in weights]
         for batch in _normalized(network, batches, statistics):
-            with network_errors(batch):
+            with network_passes(batch):
                 loss = pseudo_label_loss(run(batch, capture=False))
                 gradients = torch.autograd.grad(loss, weights, allow_unused=True)
             for total, gradient in zip(sums, gradients, strict=True):
@@ -118,12 +118,12 @@ def required(value: T | None, method: str, option: str, *, hint: str = "") -> T:
 
 
 def _normalized(network: nn.Module, batches: Iterable[Tensor], kind: StatisticsKind) -> Iterator[Tensor]:
-    """Yield the batches, with the network's norms set to statistics of this kind."""
-    check_loaded(network)
+    """Yield the checked batches, with the network's norms set to statistics of this kind."""
     statistics = Statistics(network, kind, updating_without_grad=True)
     for batch in batches:
-        statistics.start_batch(batch)
-        yield batch
+        images = check_batch(batch, network)
+        statistics.start_batch(images)
+        yield images
 
 
 def _made_by(function: Callable[..., object], kind: type) -> PlainValidator:

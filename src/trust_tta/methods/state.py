@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trust_tta.errors import DataError, StateError
 from trust_tta.schema import show
@@ -48,8 +49,7 @@ def save_state(method: Method) -> dict[str, Any]:
     state |= {"statistics": statistics, "extra": extra, "counters": asdict(method.counters)}
     if buffers := method.network_buffers.values():
         state["buffers"] = buffers
-    copied: dict[str, Any] = clone(state)  # a pickle of views would hold all that they are views of
-    return copied
+    return clone(state)  # a pickle of views would hold all that they are views of
 
 
 def load_state(method: Method, state: Mapping[str, Any]) -> None:
@@ -106,16 +106,15 @@ def restored_on_error(method: Method) -> Iterator[None]:
 
 def extra_state(method: Method) -> dict[str, Any]:
     """Copies of the attributes that `state_spec` names and that are not None."""
-    values = {name: getattr(method, name) for name in method.state_spec()}
-    copies: dict[str, Any] = clone({name: value for name, value in values.items() if value is not None})
-    return copies
+    values = {name: getattr(method, name) for name in method.state_names}
+    return clone({name: value for name, value in values.items() if value is not None})
 
 
 def set_extra_state(method: Method, values: Mapping[str, Any]) -> None:
     """Set the attributes that `state_spec` names to copies of `values`; missing ones to None."""
     method.reset_state()
-    copies = clone(values)
-    for name in method.state_spec():
+    copies = clone(dict(values))
+    for name in method.state_names:
         setattr(method, name, copies.get(name))
 
 
@@ -186,22 +185,17 @@ def check(state: Any, spec: Spec, *, where: str = "") -> None:
 
 def clone(tree: Any) -> Any:
     """A copy of nested dicts and lists that shares no tensor with the original."""
+    leaves, structure = tree_flatten(tree)
     groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-
-    def with_empty_tensors(tree: Any) -> Any:
-        if isinstance(tree, Tensor):
-            copies, originals = groups.setdefault((tree.device, tree.dtype), ([], []))
-            copies.append(torch.empty_like(tree, requires_grad=False))
-            originals.append(tree.detach())
-            return copies[-1]
-        if isinstance(tree, Mapping):
-            return {key: with_empty_tensors(value) for key, value in tree.items()}
-        return [with_empty_tensors(value) for value in tree] if isinstance(tree, (list, tuple)) else tree
-
-    twin = with_empty_tensors(tree)
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            leaves[i] = torch.empty_like(leaf, requires_grad=False)
+            copies, originals = groups.setdefault((leaf.device, leaf.dtype), ([], []))
+            copies.append(leaves[i])
+            originals.append(leaf.detach())
     for copies, originals in groups.values():  # one kernel for all of a kind, where the device has one
         torch._foreach_copy_(copies, originals)
-    return twin
+    return tree_unflatten(leaves, structure)
 
 
 def _misfit(where: str, problem: str) -> StateError:

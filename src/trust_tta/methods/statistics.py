@@ -35,15 +35,15 @@ SAMPLES_PER_SEGMENTED_IMAGE = 16  # an image with labeled pixels shows many obje
 class Statistics(nn.Module):
     """Statistics of all BatchNorms of one network.
 
-    `updating_without_grad`: forwards without gradients update them, too, for methods that adapt no weights.
-    `make_norm`: makes another norm than `kind` asks for, from a BatchNorm and a tensor of the network's device and
-    dtype. `mix_source`: mix the stream's statistics with the source's. `cluster_domains`: keep statistics for each
-    cluster of a mixed stream; a forward is then over whole copies of the batch. `detect_shifts`: detect new domains
-    also where the network has no BatchNorm.
+    `updating_without_grad`: forwards without gradients update them too, for methods that adapt no weights.
+    `make_norm`: replaces the norm of `kind`; called with a BatchNorm and a tensor of the network's device and dtype.
+    `mix_source`: mix the stream's statistics with the source's. `cluster_domains`: keep statistics for each cluster of
+    a mixed stream; a forward is then over whole copies of the batch. `detect_shifts`: detect new domains even if the
+    network has no BatchNorm.
 
-    `norms`: the norms that replaced BatchNorms, by path. `uses_batch`: each batch is normalized by itself alone.
-    `unchanged`: probability () that the batch continues the domain. `groups`: the domain (n,) of each image of the
-    batch, where it is `mixed`.
+    `norms`: the norms that replaced BatchNorms, by path. `uses_batch`: each batch is normalized by itself.
+    `unchanged`: probability () that the batch continues the domain. `groups`: the domain (n,) of each image, None
+    unless the batch is `mixed`.
     """
 
     shift_detector: ShiftDetector | None
@@ -96,7 +96,7 @@ class Statistics(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._observe = GraphedFunction(self._observe_images)  # graphs hold addresses
-        return cast(Self, super()._apply(fn, recurse))  # type: ignore[no-untyped-call]
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     @property
     def mixed(self) -> bool:
@@ -109,9 +109,9 @@ class Statistics(nn.Module):
             norm.groups = groups
 
     def start_batch(self, images: Tensor, *, samples_per_image: int = 1) -> None:
-        """Per-batch statistics of images (n, ...), computed before the first forward over them.
+        """Update the per-batch statistics by images (n, ...), before the first forward over them.
 
-        `samples_per_image`: how many images each of them stands for.
+        `samples_per_image`: weight of each image.
         """
         if self.shift_detector is None:
             return
@@ -124,7 +124,7 @@ class Statistics(nn.Module):
 
     @torch.no_grad()
     def _observe_images(self, images: Tensor, samples: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The part of `start_batch` without host synchronization; `samples`: images that each one stands for.
+        """The part of `start_batch` without host synchronization; `samples`: weight of each image.
 
         Returns descriptions (n, features), whether they are of several domains (), and `unchanged`.
         """
@@ -158,7 +158,7 @@ class Statistics(nn.Module):
     def frozen(self, images: Tensor | None = None) -> Iterator[None]:
         """Forwards inside do not update the statistics, with or without gradients.
 
-        `images` (n, ...): those that are predicted, each by the statistics of its domain.
+        `images` (n, ...): the images to predict; of a mixed stream, each by the statistics of its domain.
         """
         groups, nearest = self.groups, None
         if images is not None and self.mixed and self.clusters is not None and self.shift_detector is not None:
@@ -184,7 +184,7 @@ class Statistics(nn.Module):
 
     @contextmanager
     def including(self, images: Tensor, run: Callable[[Tensor], Any], *, samples_per_image: int = 1) -> Iterator[None]:
-        """Inside, the statistics include those of images (n, ...), which `run` passes through the network."""
+        """Inside, the statistics include images (n, ...); `run` forwards a batch through the network."""
         before, groups = self.state(), self.groups
         try:
             if self.stream_norms:
@@ -202,12 +202,12 @@ class Statistics(nn.Module):
             part.restore_source()
 
     def state(self) -> dict[str, Any]:
-        """Copies of the statistics by name and path, and of what the detector and the clusters hold."""
+        """Copies of the norms' statistics by name and path, and of the tensors of the detector and the clusters."""
         norms = {name: {path: getattr(norm, name) for path, norm in self.norms.items()} for name in self.state_names}
-        state: dict[str, Any] = clone({name: part.values() for name, part in self._parts.items()} | norms)
-        return state
+        return clone({name: part.values() for name, part in self._parts.items()} | norms)
 
     def spec(self) -> dict[str, Spec]:
+        """The shape, type and limits of each entry of `state`."""
         specs = {path: norm.spec(self.state_names) for path, norm in self.norms.items()}
         norms = {name: {path: spec[name] for path, spec in specs.items()} for name in self.state_names}
         parts: dict[str, Spec] = {name: part.spec() for name, part in self._parts.items()}

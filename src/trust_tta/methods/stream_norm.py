@@ -28,7 +28,7 @@ from trust_tta.ops.batch_norm import (
 
 
 class AdaptiveNorm(StateModule):
-    """Takes the place of a BatchNorm, with its weight and bias and with statistics that start at the source's.
+    """Replaces a BatchNorm: its weight and bias, and statistics that start at the source's.
 
     `source_mean`, `source_variance` (channels,): running statistics of training; 0 and 1 where the network keeps none.
     `updating`: whether forwards update the statistics, those without gradients only if `updating_without_grad`.
@@ -71,7 +71,7 @@ class AdaptiveNorm(StateModule):
     def forward(self, x: Tensor) -> Tensor:
         """(n, channels, ...) in and out."""
         normal = self.normalize(x)
-        return normal if self.activation is None else cast(Tensor, self.activation(normal))
+        return normal if self.activation is None else self.activation(normal)
 
     def normalize(self, x: Tensor) -> Tensor:
         """x (n, channels, ...), normalized; updates the statistics first where `is_updating`."""
@@ -156,7 +156,7 @@ class StreamNorm(AdaptiveNorm):
         updating = self.is_updating
         if self.groups is not None:
             return self._normalize_groups(x, self.groups.repeat(len(x) // len(self.groups)), updating=updating)
-        if updating and self.can_use_kernels(x):
+        if self.uses_kernels(x):
             return self.with_residual(x)[1]
         if updating:
             with torch.no_grad():
@@ -172,13 +172,11 @@ class StreamNorm(AdaptiveNorm):
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, self.eps, torch.backends.cudnn.enabled)
 
     def uses_kernels(self, x: Tensor) -> bool:
-        """Whether `with_residual` may be called in place of `forward`."""
-        return self.updating and self.groups is None and self.activation is None and self.can_use_kernels(x)
-
-    def can_use_kernels(self, x: Tensor) -> bool:
-        dtypes = {t.dtype for t in (self.mean, self.weight, self.bias) if t is not None}
-        known = self.has_source and self.weight is not None and self.bias is not None
-        return torch.is_grad_enabled() and known and dtypes == {torch.float32} and can_use_kernels(x)
+        """Whether an adapting forward of x (n, channels, ...) is computed by `with_residual`."""
+        if not (self.updating and self.groups is None and torch.is_grad_enabled() and can_use_kernels(x)):
+            return False
+        tensors = (self.mean, self.weight, self.bias)
+        return self.has_source and all(t is not None and t.dtype == torch.float32 for t in tensors)
 
     def with_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x and the normalized x of an adapting forward, by Triton kernels; the backward adds both gradients."""
@@ -203,7 +201,7 @@ class StreamNorm(AdaptiveNorm):
         """x (n, channels, ...) with images of the domains (n,), each normalized by the statistics of its domain."""
         shape = (len(x), -1, *[1] * (x.dim() - 2))
         batch = self._update_groups(x, groups) if updating else None
-        mean, variance = self._mix(self.group_mean, self.group_variance, self.group_share[:, None])
+        mean, variance = self.prediction_statistics("group_")
         mean, scale = mean[groups], (variance[groups] + self.eps).rsqrt()
         if batch is not None and torch.is_grad_enabled():  # values of the moving statistics, gradients of the batch's
             batch_mean, batch_scale = batch[0][groups], (batch[1][groups] + self.eps).rsqrt()
@@ -215,15 +213,11 @@ class StreamNorm(AdaptiveNorm):
         normal = normal if self.weight is None else normal * self.weight.view(-1, *shape[2:])
         return (normal if self.bias is None else normal + self.bias.view(-1, *shape[2:])).to(x.dtype)
 
-    def prediction_statistics(self) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            return self._mix(self.mean, self.variance, self.share)
-
-    def _mix(self, mean: Tensor, variance: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """Statistics (..., channels) of a mixture of stream and training data in the proportion share : 1 - share."""
-        if not self.mix_source:
-            return mean, variance
-        return mix_statistics((mean, variance), self.source, share)
+    @torch.no_grad()
+    def prediction_statistics(self, prefix: str = "") -> tuple[Tensor, Tensor]:
+        """Mean and variance (channels,) of the mixture of stream and source; with "group_", (clusters, channels)."""
+        mean, variance, share = (getattr(self, prefix + name) for name in ("mean", "variance", "share"))
+        return mix_statistics((mean, variance), self.source, share[..., None]) if self.mix_source else (mean, variance)
 
     def _update(self, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
         """Update the stream's statistics by those (n, channels) of images; returns the batch's (channels,)."""
@@ -279,6 +273,7 @@ class StreamNorm(AdaptiveNorm):
             share.copy_(stream_share(distance, image_variance, images / self.samples))
 
     def _standard(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """Moments (2, ..., channels) in units of the source's, see `standard_moments`."""
         return standard_moments(mean, variance, self.source, self.eps)
 
 

@@ -37,6 +37,7 @@ class WeightAveraging(Learner):
     mode = "sequential"
     merge_by = "mean"
     mirror = False
+    adapts_as_it_predicts = True  # on the same batch: first logits may be the prediction before the update
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         require_orders(model)
@@ -45,13 +46,14 @@ class WeightAveraging(Learner):
     def adapt(self, images: Tensor) -> Logits:
         """Algorithm 1 for one batch; of several `steps` per order, the last ones are averaged."""
         before = self.options.predict == "before"
-        if before and not self.predicts_while_adapting():
+        first_orders = self.orders if self.mode == "replicate" else self.orders[:1]
+        if before and not (self.adapts_as_it_predicts and self.evaluate_order in first_orders):
             self.keep_prediction(self.final_prediction(images))
         steps = self.adapt_under_orders(images)
-        if steps and self.merge_by == "mean":  # of the steps that were made
+        if self.merge_by == "mean":  # of the steps that were made
             made = torch.stack([step.made for step in steps])
             self.weights.load(merging.mean([step.weights for step in steps], made))
-        elif steps:
+        else:
             self.weights.load(parallel.merge(self, steps))
         del steps  # frees the snapshots before the prediction
         return self.kept_prediction if before else self.final_prediction(images)
@@ -75,7 +77,7 @@ class WeightAveraging(Learner):
         seen = images if augmented is None else augmented
         logits = self.logits(seen, order=order, stochastic_depth=self.options.stochastic_depth)
         undisturbed = self.predict(images, order=order) if self.options.stochastic_depth else logits.detach()
-        if first and order == self.evaluate_order and self.predicts_while_adapting():
+        if first and order == self.evaluate_order and self.adapts_as_it_predicts:
             self.keep_prediction(undisturbed)
         made = self.step(self.loss(logits, most_likely(undisturbed)))
         mean_entropy = entropy(logits.detach()).mean() if self.merge_by != "mean" else None
@@ -86,12 +88,6 @@ class WeightAveraging(Learner):
         if getattr(self.options, "loss", "labels") == "confusion":
             return confusion_loss(class_confusion(logits))
         return pseudo_label_loss(logits, labels)
-
-    def predicts_while_adapting(self) -> bool:
-        """Whether an adapting forward is also the prediction with the weights before the update."""
-        if self.mode == "split" or self.mirror:
-            return False
-        return self.evaluate_order in (self.orders if self.mode == "replicate" else self.orders[:1])
 
     @torch.no_grad()
     def final_prediction(self, images: Tensor) -> Logits:
@@ -137,3 +133,4 @@ class Trust(WeightAveraging):
         self.mirror = self.options.views == "mirror"
         if self.mode != "sequential":  # sums must not depend on how the orders were listed
             self.orders.sort(key=str)
+        self.adapts_as_it_predicts = self.mode != "split" and not self.mirror

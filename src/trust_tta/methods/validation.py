@@ -8,7 +8,6 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,8 +32,13 @@ if TYPE_CHECKING:
 MIN_IMAGES = 8  # below this, the statistics of a batch are poor
 
 
-def check_shape(images: Tensor, model: nn.Module) -> None:
-    """Refuse a batch that is no dense float tensor (n, c, h, w), is empty, or has another dtype or device."""
+def check_batch(images: Any, model: nn.Module) -> Tensor:
+    """The float batch (n, c, h, w); uint8 pixels and PIL images go through the network's preprocessing.
+
+    Refused unless it is a dense tensor that is not empty, with the dtype and device of the network's weights.
+    """
+    if getattr(model, "preprocessing", None) is not None:
+        images = network_input(model, images)
     if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
         given = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else _type_name(images)
         raise ShapeError(f"images are {given}; give a float tensor of shape (n, channels, h, w)")
@@ -42,19 +46,15 @@ def check_shape(images: Tensor, model: nn.Module) -> None:
         raise ShapeError(f"the batch is empty (shape {tuple(images.shape)}); give at least one image")
     if images.layout is not torch.strided:
         raise ShapeError(f"images are a {images.layout} tensor; give a dense one: images.to_dense()")
-    check_loaded(model)
     first = next((p for p in model.parameters() if p.is_floating_point()), images)
+    if first.is_meta:
+        raise ConfigError(f"{type(model).__name__} is on the meta device, without weights; load them first")
     if (images.dtype, images.device) != (first.dtype, first.device):
         raise ShapeError(
             f"images are {images.dtype} on {images.device} and the network is {first.dtype} on {first.device}; "
             "give both the same dtype and device"
         )
-
-
-def check_loaded(model: nn.Module) -> None:
-    """Refuse a network without weights."""
-    if any(parameter.is_meta for parameter in islice(model.parameters(), 1)):
-        raise ConfigError(f"{type(model).__name__} is on the meta device, without weights; load them first")
+    return images
 
 
 def _type_name(value: Any) -> str:
@@ -144,7 +144,7 @@ def check_outputs(outputs: Tensor, images: Tensor) -> None:
 
 
 class InputCheck:
-    """Preprocesses and validates a batch; warns once of batches too small for batch statistics.
+    """`check_batch`, which also warns once of batches too small for batch statistics.
 
     The warning comes at the first batch, or at the second small one in a row: the last batch of a stream may be small.
     """
@@ -153,10 +153,7 @@ class InputCheck:
         self.last_was_small, self.warned = True, False
 
     def __call__(self, images: Any, method: Method) -> Tensor:
-        """The float batch (n, c, h, w); uint8 pixels and PIL images go through the network's preprocessing."""
-        if getattr(method.model, "preprocessing", None) is not None:
-            images = network_input(method.model, images)
-        check_shape(images, method.model)
+        images = check_batch(images, method.model)
         small = len(images) < MIN_IMAGES and not getattr(method.model, "dense", False)  # pixels make up for images
         if small and self.last_was_small and method.statistics.uses_batch and not self.warned:
             self.warned = True
@@ -167,8 +164,7 @@ class InputCheck:
                 stacklevel=users_level(),
             )
         self.last_was_small = small
-        checked: Tensor = images
-        return checked
+        return images
 
 
 def check_image_logits(logits: Tensor, method: str) -> None:
@@ -186,21 +182,10 @@ def check_classes(kept: Tensor, classes: int) -> None:
         raise StateError(f"the state is of {len(kept)} classes and there are {classes}")
 
 
-@contextmanager
-def network_errors(images: Tensor) -> Iterator[None]:
-    """Turn the usual errors of a network on images (n, c, h, w) into one line with a remedy."""
-    try:
-        yield
-    except TrustError:
-        raise
-    except (ValueError, AssertionError, RuntimeError) as error:
-        explained = _explain(error, images)
-        if explained is None:
-            raise
-        raise explained from error
-
-
 def _explain(error: Exception, images: Tensor) -> TrustError | None:
+    """One of the usual errors of a network on images (n, c, h, w) in one line with a remedy; None for others."""
+    if isinstance(error, TrustError) or not isinstance(error, ValueError | AssertionError | RuntimeError):
+        return None
     count, channels, height, width = images.shape
     reason = reason_of(error)
     if "more than 1 value per channel" in reason:
@@ -229,23 +214,24 @@ def _explain(error: Exception, images: Tensor) -> TrustError | None:
 
 
 @contextmanager
-def adaptation_context(images: Tensor) -> Iterator[None]:
-    """Autocast without its cache, and errors in one line; images that are not finite are refused at the end.
+def network_passes(images: Tensor) -> Iterator[None]:
+    """Context of passes over a batch (n, c, h, w): autocast without its cache, and errors in one line.
 
-    Cached casts of weights would outlive their update. The finite check comes last, so that the host does not wait.
+    Cached casts of weights would outlive their update. Images that are not finite are refused at the end, so that the
+    host does not wait.
     """
     device, total = images.device.type, images.sum()
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else None
     try:
-        with (
-            network_errors(images),
-            torch.autocast(device, dtype, cache_enabled=False) if autocast else nullcontext(),
-        ):
+        with torch.autocast(device, dtype, cache_enabled=False) if autocast else nullcontext():
             yield
-    except Exception:
+    except Exception as error:
         check_finite(images, total)
-        raise
+        explained = _explain(error, images)
+        if explained is None:
+            raise
+        raise explained from error
     finally:
         if autocast:
             torch.clear_autocast_cache()  # the user's network has the same weights

@@ -53,12 +53,9 @@ class ScanNetwork(nn.Module):
 
         On a CUDA device, predictions replay a CUDA graph from the second batch of a shape on, as `tt.fast` does.
         """
-        replayed = self._replay(images, order) if directions is None else None
-        return (
-            replayed
-            if replayed is not None
-            else self.forward_head(self.forward_features(images, order, directions=directions))
-        )
+        if directions is None and (replayed := self._replay(images, order)) is not None:
+            return replayed
+        return self.forward_head(self.forward_features(images, order, directions=directions))
 
     def _replay(self, images: Tensor, order: Orders) -> Tensor | None:
         """Logits from a CUDA graph; None where none may be captured."""
@@ -91,7 +88,7 @@ class ScanNetwork(nn.Module):
 
     def forward_head(self, features: Tensor) -> Tensor:
         """Logits (n, classes) of pooled features: the mean over the heads."""
-        first, *others = [cast(Tensor, head(features)) for head in self.heads()]
+        first, *others = [head(features) for head in self.heads()]
         return sum(others, first) / (1 + len(others)) if others else first
 
     def heads(self) -> list[nn.Linear]:

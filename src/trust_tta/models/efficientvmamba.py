@@ -20,7 +20,6 @@ from trust_tta.models.ss2d import SS2D
 from trust_tta.models.staged import add_branch
 from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.batch_norm import BatchNorm2d
-from trust_tta.ops.tensors import Parameters
 
 SCANNED_STAGES = 2
 
@@ -34,13 +33,11 @@ class AtrousSS2D(SS2D):
         u = F.pad(F.silu(x), (0, width % 2, 0, height % 2))  # zero pixels stay in the sequences
         rows, columns = u.shape[2:]
         quarters = visit_quarters(rows, columns, x.device)[directions]
-        parameters = Parameters(self.x_proj_weight, self.dt_projs_weight, self.dt_projs_bias, self.A_logs, self.Ds)
         sequences = read(u.flatten(2).unsqueeze(1).expand(-1, 4, -1, -1), quarters)
-        y = scan_sequences(sequences, parameters, backend=self.backend)
+        y = scan_sequences(sequences, self.scan_parameters(), backend=self.backend)
         joined = y.transpose(1, 2).flatten(2).unsqueeze(1)  # the quarters are disjoint: together, they are the map
         y = read(joined, Route.along(quarters.flatten(-2).unsqueeze(-2), rows * columns).returns).squeeze(1)
-        normal: Tensor = self.out_norm(y.view(b, c, rows, columns)[:, :, :height, :width])
-        return normal
+        return self.out_norm(y.view(b, c, rows, columns)[:, :, :height, :width])
 
 
 def visit_quarters(height: int, width: int, device: torch.device) -> Tensor:

@@ -47,8 +47,7 @@ class Fast(nn.Module):
         choose = getattr(self.model, "scan_directions", None)
         if choose is None or images.dim() != 4:
             arguments = {} if order is None else {"order": order}
-            plain: Tensor = self.model(images, **arguments)
-            return plain
+            return self.model(images, **arguments)
         directions = choose(order, len(images))
         logits = self.replay(images, directions)
         return self.model(images, directions=directions) if logits is None else logits

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from trust_tta.models.base import FOUR_DIRECTIONS, Orders, ScanNetwork
 from trust_tta.models.config import GroupMambaConfig
-from trust_tta.models.layers import SCAN_PARAMETERS, StochasticDepth, initialize_linear, reset_steps
+from trust_tta.models.layers import StochasticDepth, initialize_linear, reset_steps
 from trust_tta.models.parameter_roles import Kind, Role
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
+from trust_tta.models.staged import drop_path_rates
 from trust_tta.ops.tensors import Parameters
 
 DIRECTIONS = ("h", "v", "h_flip", "v_flip")  # a, b, c, d
@@ -63,15 +64,15 @@ class GroupedScan(nn.Module):
         """x (b, l, dim), the tokens of a map with `height` rows."""
         x = self.norm(x)
         weights = torch.sigmoid(self.fc2(F.relu(self.fc1(x.mean(1, keepdim=True)))))
-        y: Tensor = self.proj(self.norm(self.scan(x, height, route) * self.skip_scale * x * weights))
-        return y
+        return self.proj(self.norm(self.scan(x, height, route) * self.skip_scale * x * weights))
 
     def scan(self, x: Tensor, height: int, route: Route) -> Tensor:
         """Each quarter of the channels of x (b, l, dim) through its own group, (b, l, dim)."""
         in_proj, out_proj = (torch.stack(self.each(f"{name}.weight")) for name in ("in_proj", "out_proj"))
         groups = x.unflatten(2, (4, -1)).permute(0, 2, 3, 1)  # (b, 4, c, l)
         u, z = (in_proj @ groups).chunk(2, dim=2)
-        y = scan_sequences(read(F.silu(self.convolve(u, height)), route.visits), self.scanned(), backend=self.backend)
+        parameters = Parameters(*(torch.cat(self.each(name)) for name in Parameters._fields))
+        y = scan_sequences(read(F.silu(self.convolve(u, height)), route.visits), parameters, backend=self.backend)
         y = read(y, route.returns).transpose(2, 3)
         weight, bias = (torch.stack(self.each(f"out_norm.{name}")).unsqueeze(1) for name in ("weight", "bias"))
         y = (F.layer_norm(y, y.shape[-1:]) * weight + bias) * F.silu(z.transpose(2, 3))
@@ -83,21 +84,9 @@ class GroupedScan(nn.Module):
         maps = u.flatten(1, 2).unflatten(2, (height, -1))
         return F.conv2d(maps, weight, bias, padding=1, groups=len(weight)).view(u.shape)
 
-    def scanned(self) -> Parameters:
-        names = ("x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds")
-        return Parameters(*(torch.cat(self.each(name)) for name in names))
-
     def each(self, name: str) -> list[Tensor]:
         """A weight of every group; where a call puts a plain tensor in place of a parameter, that one."""
         return [attrgetter(f"{group}.{name}")(self) for group in GROUPS]
-
-
-class DepthwiseConvolution(nn.Module):
-    """Holds the convolution under upstream's name."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dwconv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
 
 
 class GroupMambaMlp(nn.Module):
@@ -106,16 +95,16 @@ class GroupMambaMlp(nn.Module):
     def __init__(self, dim: int, hidden: int, *, convolving: bool) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
-        self.dwconv = DepthwiseConvolution(hidden) if convolving else None
+        conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden) if convolving else None
+        self.dwconv = None if conv is None else nn.ModuleDict({"dwconv": conv})  # the published name
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor, height: int) -> Tensor:
         x = self.fc1(x)
         if self.dwconv is not None:
             maps = x.transpose(1, 2).unflatten(2, (height, -1))
-            x = self.dwconv.dwconv(maps).flatten(2).transpose(1, 2)
-        y: Tensor = self.fc2(F.gelu(x))
-        return y
+            x = self.dwconv["dwconv"](maps).flatten(2).transpose(1, 2)
+        return self.fc2(F.gelu(x))
 
 
 class GroupMambaBlock(nn.Module):
@@ -132,7 +121,7 @@ class GroupMambaBlock(nn.Module):
     def forward(self, x: Tensor, height: int, route: Route) -> Tensor:
         y = self.attn(x, height, route)
         x = x + self.drop_path(y if self.norm1 is None else self.norm1(y))
-        return x + cast(Tensor, self.drop_path(self.mlp(self.norm2(x), height)))
+        return x + self.drop_path(self.mlp(self.norm2(x), height))
 
 
 class GroupDownsample(nn.Module):
@@ -177,14 +166,11 @@ class GroupMamba(ScanNetwork):
     def __init__(self, config: GroupMambaConfig) -> None:
         super().__init__()
         self.config = config
-        dims, count = config.dims, sum(config.depths)
-        rates = iter([config.drop_path * i / max(1, count - 1) for i in range(count)])
-        for i, (dim, depth, ratio) in enumerate(zip(dims, config.depths, config.mlp_ratios, strict=True)):
+        dims, rates = config.dims, drop_path_rates(config.drop_path, config.depths)
+        for i, (dim, ratio) in enumerate(zip(dims, config.mlp_ratios, strict=True)):
             down = GroupDownsample(dims[i - 1], dim) if i else GroupMambaStem(config.in_channels, config.stem_dim, dim)
             self.add_module(f"patch_embed{i + 1}", down)
-            self.add_module(
-                f"block{i + 1}", nn.ModuleList(GroupMambaBlock(dim, ratio, next(rates)) for _ in range(depth))
-            )
+            self.add_module(f"block{i + 1}", nn.ModuleList(GroupMambaBlock(dim, ratio, rate) for rate in rates[i]))
             self.add_module(f"norm{i + 1}", nn.LayerNorm(dim, eps=EPS))
         self.post_network = nn.ModuleList([GroupMambaBlock(dims[-1], config.mlp_ratios[-1], of_means=True)])
         self.head = nn.Linear(dims[-1], config.num_classes)
@@ -212,8 +198,7 @@ class GroupMamba(ScanNetwork):
         route = Route.along(visit(DIRECTIONS, 1, 1, x.device)[self.direction_table[0]], 1)  # one token has one order
         for block in self.post_network:
             x = block(x, 1, route)
-        features: Tensor = self.get_submodule(f"norm{len(self.config.dims)}")(x)
-        return features.squeeze(1)
+        return self.get_submodule(f"norm{len(self.config.dims)}")(x).squeeze(1)
 
     def heads(self) -> list[nn.Linear]:
         return [self.head] if self.dist_head is None else [self.head, self.dist_head]
@@ -226,7 +211,7 @@ class GroupMamba(ScanNetwork):
 
     def _kind(self, name: str) -> Kind:
         module, _, leaf = name.rpartition(".")
-        if leaf in SCAN_PARAMETERS:
+        if leaf in Parameters._fields:
             return "scan"
         if module.endswith((".in_proj", ".conv2d", ".out_proj", ".attn.proj")):
             return "projection"

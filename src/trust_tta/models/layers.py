@@ -18,8 +18,6 @@ from trust_tta.ops.convolution import FirstConv2d, StridedConv2d
 from trust_tta.ops.cpu import onednn
 from trust_tta.ops.linear import FUSED_BACKENDS
 
-SCAN_PARAMETERS = {"x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds"}
-
 
 class Linear2d(nn.Linear):
     """A linear layer over the channels of (b, c, h, w); the weight is stored (out, in)."""
@@ -35,7 +33,7 @@ class Linear2d(nn.Linear):
         if self.backend in FUSED_BACKENDS and onednn.takes(x, self.weight):
             call = onednn.linear
         # In half precision the library is as fast, unless something follows.
-        elif usable and (residual is not None or linear_ops.is_full_precision(x)):
+        elif usable and (residual is not None or linear_ops.autocast_dtype(x) == torch.float32):
             call = linear_ops.fused_linear
         return call(x, self.weight, self.bias, residual).permute(0, 3, 1, 2)
 
@@ -87,8 +85,7 @@ class Mlp(nn.Module):
         """The layers, and plus `residual` (b, dim, h, w)."""
         by_onednn = self._is_plain() and onednn.takes(x.permute(0, 2, 3, 1), self.fc1.weight)
         if not by_onednn and not self.uses_kernels(x, residual):
-            y: Tensor = self.fc2(F.gelu(self.fc1(x)), residual)
-            return y
+            return self.fc2(F.gelu(self.fc1(x)), residual)
         given = None if residual is None else residual.permute(0, 2, 3, 1)
         weights = self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
         call = onednn.mlp if by_onednn else linear_ops.fused_mlp
@@ -117,8 +114,7 @@ class PatchMerging(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2))
         cells = [x[:, :, i::2, j::2] for j in (0, 1) for i in (0, 1)]
-        y: Tensor = self.reduction(self.norm(torch.cat(cells, dim=1)))
-        return y
+        return self.reduction(self.norm(torch.cat(cells, dim=1)))
 
 
 def make_stem(channels: int, dim: int, patch: int, *, overlapping: bool, norm: str) -> nn.Sequential:

@@ -31,8 +31,7 @@ class LocalMixer(Mixer):
     def forward(self, x: Tensor, route: Route) -> Tensor:
         u, z = self.in_proj(x).transpose(1, 2).chunk(2, dim=1)
         y = self.scan(F.pad(u, (0, 1)), route) * F.silu(z).unsqueeze(1)  # u ends in the zero token
-        out: Tensor = self.out_proj(self.attn(y).sum(1).transpose(1, 2))
-        return out
+        return self.out_proj(self.attn(y).sum(1).transpose(1, 2))
 
 
 class Rotary(nn.Module):

@@ -14,7 +14,6 @@ from trust_tta.models.config import LocalVMambaConfig
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.vmamba import VMamba
-from trust_tta.ops.tensors import Parameters
 
 
 class ChannelAttention(nn.Module):
@@ -32,32 +31,23 @@ class ChannelAttention(nn.Module):
         return x * weights.unsqueeze(-1)
 
 
-class MultiScan(nn.Module):
-    """Holds the attention under upstream's name."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.attn = ChannelAttention(dim)
-
-
 class LocalSS2D(SS2D):
     """SS2D along four of the directions of `sequences`, each weighed by one attention, then summed."""
 
     def __init__(self, dim: int, config: LocalVMambaConfig, names: tuple[str, ...]) -> None:
         super().__init__(dim, config)
         self.direction_names = names
-        self.multi_scan = MultiScan(int(config.ssm_ratio * dim))
+        self.multi_scan = nn.ModuleDict({"attn": ChannelAttention(int(config.ssm_ratio * dim))})  # the published name
 
     def scan(self, x: Tensor, directions: Tensor) -> Tensor:
         """Scan SiLU(x), x (b, c, h, w); group k reads the direction `direction_names[directions[k]]`."""
         b, c, height, width = x.shape
         route = self.route(height, width, directions)
         u = F.pad(F.silu(x).flatten(2), (0, 1))  # the zero token
-        parameters = Parameters(self.x_proj_weight, self.dt_projs_weight, self.dt_projs_bias, self.A_logs, self.Ds)
-        y = scan_sequences(read(u.unsqueeze(1).expand(-1, 4, -1, -1), route.visits), parameters, backend=self.backend)
-        y = self.multi_scan.attn(read(y, route.returns)).sum(1)
-        normal: Tensor = self.out_norm(y.view(b, c, height, width))
-        return normal
+        sequences = read(u.unsqueeze(1).expand(-1, 4, -1, -1), route.visits)
+        y = scan_sequences(sequences, self.scan_parameters(), backend=self.backend)
+        y = self.multi_scan["attn"](read(y, route.returns)).sum(1)
+        return self.out_norm(y.view(b, c, height, width))
 
     def route(self, height: int, width: int, directions: Tensor) -> Route:
         """The way of each group through a map."""

@@ -6,6 +6,7 @@ Hatamizadeh and Kautz, "MambaVision: A Hybrid Mamba-Transformer Vision Backbone"
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from typing import ClassVar
 
 import torch
@@ -71,8 +72,7 @@ class MambaMixer(nn.Module):
         )
         y = scan_sequences(u.unsqueeze(1), parameters, backend=self.backend).squeeze(1)
         y = _read(y, None if routes is None else routes[1].returns)
-        out: Tensor = self.out_proj(torch.cat((y, z), dim=1).view(b, dim, height, width))
-        return out
+        return self.out_proj(torch.cat((y, z), dim=1).view(b, dim, height, width))
 
 
 def _read(x: Tensor, steps: Tensor | None) -> Tensor:
@@ -91,8 +91,7 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Tensor, routes: object = None) -> Tensor:
         """Windows x (b, dim, h, w)."""
-        out: Tensor = self.proj(attend(self.qkv(x), self.heads))
-        return out
+        return self.proj(attend(self.qkv(x), self.heads))
 
 
 class WindowBlock(nn.Module):
@@ -111,8 +110,7 @@ class WindowBlock(nn.Module):
     def forward(self, x: Tensor, routes: tuple[Route, Route] | None) -> Tensor:
         x = add_branch(x, self.mixer(self.norm1(x), routes), self.drop_path, self.gamma_1)
         if self.gamma_2 is None and not self.drop_path.drops:
-            added: Tensor = self.mlp(self.norm2(x), x)
-            return added
+            return self.mlp(self.norm2(x), x)
         return add_branch(x, self.mlp(self.norm2(x)), self.drop_path, self.gamma_2)
 
 
@@ -166,32 +164,17 @@ class WindowStage(Stage):
         return convolutions, recurrence
 
 
-class ConvDownsample(nn.Module):
-    """Convolution of stride 2 that doubles the channels, under the published name."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.reduction = nn.Sequential(nn.Conv2d(dim, 2 * dim, 3, stride=2, padding=1, bias=False))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.reduction(x)
-        return y
+def halving_conv(channels: int, out_channels: int) -> nn.Conv2d:
+    """Convolution of stride 2."""
+    return nn.Conv2d(channels, out_channels, 3, stride=2, padding=1, bias=False)
 
 
-class MambaVisionStem(nn.Module):
-    """Two convolutions of stride 2, each with a BatchNorm and ReLU."""
-
-    def __init__(self, channels: int, hidden: int, dim: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for before, after in ((channels, hidden), (hidden, dim)):
-            conv = nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False)
-            layers += [conv, BatchNorm2d(after, eps=STEM_EPS), nn.ReLU()]
-        self.conv_down = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv_down(x)
-        return y
+def make_stem(channels: int, hidden: int, dim: int) -> nn.Sequential:
+    """Two convolutions of stride 2, each with a BatchNorm and ReLU, under the published names."""
+    layers: list[nn.Module] = []
+    for before, after in ((channels, hidden), (hidden, dim)):
+        layers += [halving_conv(before, after), BatchNorm2d(after, eps=STEM_EPS), nn.ReLU()]
+    return nn.Sequential(OrderedDict(conv_down=nn.Sequential(*layers)))
 
 
 class MambaVision(StagedNetwork):
@@ -210,7 +193,7 @@ class MambaVision(StagedNetwork):
     def __init__(self, config: MambaVisionConfig) -> None:
         super().__init__()
         self.config = config
-        self.patch_embed = MambaVisionStem(config.in_channels, config.stem_dim, config.dim)
+        self.patch_embed = make_stem(config.in_channels, config.stem_dim, config.dim)
         rates = drop_path_rates(config.drop_path, config.depths)
         self.levels = nn.ModuleList(self._make_stage(i, rates[i]) for i in range(len(config.depths)))
         self.norm = BatchNorm2d(config.dim * 2 ** (len(config.depths) - 1))
@@ -219,7 +202,9 @@ class MambaVision(StagedNetwork):
 
     def _make_stage(self, i: int, rates: list[float]) -> Stage:
         config, dim, depth = self.config, self.config.dim * 2**i, len(rates)
-        downsample = ConvDownsample(dim) if i + 1 < len(config.depths) else None
+        downsample: nn.Module | None = None
+        if i + 1 < len(config.depths):
+            downsample = nn.Sequential(OrderedDict(reduction=nn.Sequential(halving_conv(dim, 2 * dim))))
         if i < 2:
             return Stage([ConvBlock(dim, config.layer_scale_conv, rate) for rate in rates], downsample)
         mixers = [

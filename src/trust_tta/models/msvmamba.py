@@ -30,8 +30,7 @@ class SqueezeExcite(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        weights: Tensor = self.fc(x.mean((2, 3)))
-        return x * weights[:, :, None, None]
+        return x * self.fc(x.mean((2, 3)))[:, :, None, None]
 
 
 class MultiScaleSS2D(SS2D):
@@ -60,8 +59,7 @@ class MultiScaleSS2D(SS2D):
         else:
             y = self.out_norm(full + F.interpolate(low, x.shape[2:], mode="nearest"))
         y = self.se(y)
-        out: Tensor = self.out_proj(y * F.silu(z) if self.gate else y, residual)
-        return out
+        return self.out_proj(y * F.silu(z) if self.gate else y, residual)
 
     def scan_joined(self, x: Tensor, directions: Tensor, group: int) -> Tensor:
         """Scan x (b, c, h, w) along k directions (k,) or (b, k), joined to one sequence; the sum of its parts."""
@@ -94,8 +92,7 @@ class ConvFFN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear1(x)
-        out: Tensor = self.linear2(F.gelu(y + self.dwc(y)))
-        return out
+        return self.linear2(F.gelu(y + self.dwc(y)))
 
 
 class MSVMambaBlock(nn.Module):

@@ -34,15 +34,10 @@ def _visit(direction: str, tokens: Tensor) -> Tensor:
     height, width = tokens.shape
     if direction == "v":
         return tokens.t().flatten()
-    size = _window(direction)
+    size = int(direction[1:]) if direction.startswith("w") else 1
     padded = F.pad(tokens, (0, -width % size, 0, -height % size), value=height * width)
     windows = padded.unflatten(1, (-1, size)).unflatten(0, (-1, size))
     return (windows.transpose(1, 2) if size > 1 else padded).flatten()
-
-
-def _window(direction: str) -> int:
-    name = direction.removesuffix("_flip")
-    return int(name[1:]) if name.startswith("w") else 1
 
 
 class Route(NamedTuple):

@@ -7,6 +7,7 @@ stem, the blocks' frame and the downsampling are also VSSD's.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -26,25 +27,17 @@ DIRECTIONS = ("h", "v", "h_flip", "v_flip")
 DILATIONS = {"kernel_3": 1, "kernel_3_1": 3, "kernel_3_2": 5}
 
 
-class ConvLayer(nn.Module):
+def conv_layer(conv: nn.Conv2d, *, norm: bool, relu: bool) -> nn.Sequential:
     """A convolution with an optional BatchNorm and ReLU, under the published names."""
-
-    def __init__(self, conv: nn.Conv2d, *, norm: bool, relu: bool) -> None:
-        super().__init__()
-        self.conv = conv
-        self.norm = BatchNorm2d(conv.out_channels) if norm else None
-        self.relu = relu
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(x)
-        if self.norm is not None:
-            y = self.norm(y)
-        return F.relu(y) if self.relu else y
+    layers: dict[str, nn.Module] = {"conv": conv}
+    layers |= {"norm": BatchNorm2d(conv.out_channels)} if norm else {}
+    layers |= {"relu": nn.ReLU()} if relu else {}
+    return nn.Sequential(OrderedDict(layers))
 
 
-def _conv3(inputs: int, outputs: int, stride: int = 1, *, relu: bool = True) -> ConvLayer:
+def _conv3(inputs: int, outputs: int, stride: int = 1, *, relu: bool = True) -> nn.Sequential:
     conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-    return ConvLayer(conv, norm=True, relu=relu)
+    return conv_layer(conv, norm=True, relu=relu)
 
 
 class ResidualStem(nn.Module):
@@ -55,30 +48,23 @@ class ResidualStem(nn.Module):
         half = dim // 2
         self.conv1 = _conv3(channels, half, 2)
         self.conv2 = nn.Sequential(_conv3(half, half), _conv3(half, half, relu=False))
-        last = ConvLayer(nn.Conv2d(4 * dim, dim, 1, bias=False), norm=True, relu=False)
+        last = conv_layer(nn.Conv2d(4 * dim, dim, 1, bias=False), norm=True, relu=False)
         self.conv3 = nn.Sequential(_conv3(half, 4 * dim, 2), last)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(x)
-        y: Tensor = self.conv3(x + self.conv2(x))
-        return y
+        return self.conv3(x + self.conv2(x))
 
 
-class BottleneckDownsample(nn.Module):
+def bottleneck_downsample(dim: int) -> nn.Sequential:
     """Half the resolution and twice the channels, through a wide depthwise convolution."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        wide = 8 * dim
-        self.conv = nn.Sequential(
-            ConvLayer(nn.Conv2d(dim, wide, 1), norm=False, relu=True),
-            ConvLayer(nn.Conv2d(wide, wide, 3, stride=2, padding=1, groups=wide), norm=False, relu=True),
-            ConvLayer(nn.Conv2d(wide, 2 * dim, 1), norm=True, relu=False),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(x)
-        return y
+    wide = 8 * dim
+    convs = nn.Sequential(
+        conv_layer(nn.Conv2d(dim, wide, 1), norm=False, relu=True),
+        conv_layer(nn.Conv2d(wide, wide, 3, stride=2, padding=1, groups=wide), norm=False, relu=True),
+        conv_layer(nn.Conv2d(wide, 2 * dim, 1), norm=True, relu=False),
+    )
+    return nn.Sequential(OrderedDict(conv=convs))
 
 
 class PositionedBlock(nn.Module):
@@ -163,16 +149,14 @@ class StateFusionSSM(nn.Module):
             states = read(self.scan(read(sequences, route.visits), c), route.returns)
         fused = self.state_fusion(states.reshape(b, c, height, width))
         y = C.view(b, 1, height, width) * fused + self.Ds.view(-1, 1, 1).to(u.dtype) * u
-        out: Tensor = self.out_proj(self.out_norm(y) * F.silu(z))
-        return out
+        return self.out_proj(self.out_norm(y) * F.silu(z))
 
     def scan(self, sequences: Tensor, channels: int) -> Tensor:
         """States (b, 1, c, l) of the inputs, the steps and B, (b, 1, 2c + 1, l)."""
         u, delta, B = sequences.split((channels, channels, 1), dim=2)
         A = -torch.exp(at_least_float32(self.A_logs))[None, None]
         bias = at_least_float32(self.dt_projs_bias)[None, None]
-        B = B.unsqueeze(2)
-        delta = delta.unsqueeze(2)
+        B, delta = B.unsqueeze(2), delta.unsqueeze(2)
         return grouped_scan(u, delta, A, B, torch.ones_like(B), None, bias, backend=self.backend)
 
 
@@ -196,20 +180,11 @@ class SpatialMamba(StagedNetwork):
         super().__init__()
         self.config = config
         self.patch_embed = ResidualStem(config.in_channels, config.dims[0])
-        rates = drop_path_rates(config.drop_path, config.depths)
-        last = len(config.dims) - 1
-        self.layers = nn.ModuleList(
-            Stage(
-                [
-                    PositionedBlock(
-                        dim, self.make_mixer(i), self.part_names, mlp_ratio=config.mlp_ratio, drop_path=rate
-                    )
-                    for rate in rates[i]
-                ],
-                BottleneckDownsample(config.dims[i]) if i < last else None,
-            )
-            for i, dim in enumerate(config.dims)
-        )
+        self.layers = nn.ModuleList()
+        for i, rates in enumerate(drop_path_rates(config.drop_path, config.depths)):
+            dim, names, ratio = config.dims[i], self.part_names, config.mlp_ratio
+            blocks = [PositionedBlock(dim, self.make_mixer(i), names, mlp_ratio=ratio, drop_path=r) for r in rates]
+            self.layers.append(Stage(blocks, bottleneck_downsample(dim) if i + 1 < len(config.dims) else None))
         self.norm = LayerNorm2d(config.dims[-1])
         self.head = nn.Linear(config.dims[-1], config.num_classes)
         self.apply(initialize_linear)

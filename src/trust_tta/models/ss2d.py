@@ -50,12 +50,13 @@ class SS2D(nn.Module):
         if self.gate:
             x, z = x.chunk(2, dim=1)
         y = self.scan(self.conv2d(x), directions)
-        out: Tensor = self.out_proj(y * F.silu(z) if self.gate else y, residual)
-        return out
+        return self.out_proj(y * F.silu(z) if self.gate else y, residual)
+
+    def scan_parameters(self) -> Parameters:
+        return Parameters(self.x_proj_weight, self.dt_projs_weight, self.dt_projs_bias, self.A_logs, self.Ds)
 
     def scan(self, x: Tensor, directions: Tensor) -> Tensor:
         """Scan SiLU(x), x (b, c, h, w), in four directions; their sum, normalized, (b, c, h, w)."""
-        parameters = Parameters(self.x_proj_weight, self.dt_projs_weight, self.dt_projs_bias, self.A_logs, self.Ds)
-        y = scan_map(x, directions, parameters, backend=self.backend)
+        y = scan_map(x, directions, self.scan_parameters(), backend=self.backend)
         norm = self.out_norm
         return merge_norm(y, x.shape[2], x.shape[3], norm.weight, norm.bias, norm.eps, backend=self.backend)

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.layers import StochasticDepth
 from trust_tta.models.parameter_roles import Kind, Role
+from trust_tta.ops.tensors import Parameters
 
 
 class Stage(nn.Module):
@@ -38,7 +39,7 @@ class StagedNetwork(ScanNetwork):
     stages_path: ClassVar[str] = "layers"
     norm_path: ClassVar[str] = "norm"
     mixer_names: ClassVar[tuple[str, ...]] = (".op.",)
-    scan_names: ClassVar[tuple[str, ...]] = ("x_proj_weight", "dt_projs_weight", "dt_projs_bias", "A_logs", "Ds")
+    scan_names: ClassVar[tuple[str, ...]] = Parameters._fields
     patch_embed: nn.Module
 
     def stages(self) -> list[Any]:
@@ -47,8 +48,7 @@ class StagedNetwork(ScanNetwork):
 
     def embed(self, images: Tensor) -> Tensor:
         """The first map (n, c, h', w')."""
-        x: Tensor = self.patch_embed(self.check_images(images).contiguous(memory_format=torch.channels_last))
-        return x
+        return self.patch_embed(self.check_images(images).contiguous(memory_format=torch.channels_last))
 
     def forward_maps(self, x: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> list[Tensor]:
         """The map at the end of each stage, from the first map on. The published order needs no directions."""
@@ -108,4 +108,4 @@ def add_branch(x: Tensor, branch: Tensor, drop_path: StochasticDepth, scale: Ten
     """x plus a residual branch (b, c, h, w), scaled per channel, under stochastic depth."""
     if scale is not None:
         branch = branch * scale.view(-1, 1, 1)
-    return x + cast(Tensor, drop_path(branch))
+    return x + drop_path(branch)

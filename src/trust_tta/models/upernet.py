@@ -6,6 +6,7 @@ parameters have the names of its files. Bilinear resizes never align corners.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -38,16 +39,10 @@ class Backbone(VMamba):
         return [self.get_submodule(f"outnorm{i}")(x) for i, x in enumerate(maps)]
 
 
-class Unit(nn.Module):
+def conv_bn_relu(channels: int, out_channels: int, size: int) -> nn.Sequential:
     """A convolution without bias, BatchNorm, ReLU."""
-
-    def __init__(self, channels: int, out_channels: int, size: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, out_channels, size, padding=size // 2, bias=False)
-        self.bn = nn.BatchNorm2d(out_channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.bn(self.conv(x)))
+    conv = nn.Conv2d(channels, out_channels, size, padding=size // 2, bias=False)
+    return nn.Sequential(OrderedDict(conv=conv, bn=nn.BatchNorm2d(out_channels), relu=nn.ReLU()))
 
 
 class UPerHead(nn.Module):
@@ -63,18 +58,17 @@ class UPerHead(nn.Module):
         self.conv_seg = nn.Conv2d(channels, classes, 1)
         self.dropout = nn.Dropout2d(dropout)
         self.psp_modules = nn.ModuleList(
-            nn.Sequential(nn.AdaptiveAvgPool2d(pool), Unit(dims[-1], channels, 1)) for pool in pools
+            nn.Sequential(nn.AdaptiveAvgPool2d(pool), conv_bn_relu(dims[-1], channels, 1)) for pool in pools
         )
         for norm in (m for m in self.psp_modules.modules() if isinstance(m, nn.BatchNorm2d)):
             norm.sees_few_values = True  # type: ignore[assignment]
-        self.bottleneck = Unit(dims[-1] + len(pools) * channels, channels, 3)
-        self.lateral_convs = nn.ModuleList(Unit(dim, channels, 1) for dim in dims[:-1])
-        self.fpn_convs = nn.ModuleList(Unit(channels, channels, 3) for _ in dims[:-1])
-        self.fpn_bottleneck = Unit(len(dims) * channels, channels, 3)
+        self.bottleneck = conv_bn_relu(dims[-1] + len(pools) * channels, channels, 3)
+        self.lateral_convs = nn.ModuleList(conv_bn_relu(dim, channels, 1) for dim in dims[:-1])
+        self.fpn_convs = nn.ModuleList(conv_bn_relu(channels, channels, 3) for _ in dims[:-1])
+        self.fpn_bottleneck = conv_bn_relu(len(dims) * channels, channels, 3)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        logits: Tensor = self.conv_seg(self.dropout(self.forward_features(maps)))
-        return logits
+        return self.conv_seg(self.dropout(self.forward_features(maps)))
 
     def forward_features(self, maps: Sequence[Tensor]) -> Tensor:
         """The features (n, channels, h, w) that the last convolution classifies."""
@@ -83,14 +77,12 @@ class UPerHead(nn.Module):
         for i in reversed(range(len(levels) - 1)):
             levels[i] = levels[i] + resize(levels[i + 1], levels[i].shape[2:])
         levels = [*(conv(x) for conv, x in zip(self.fpn_convs, levels[:-1], strict=True)), levels[-1]]
-        features: Tensor = self.fpn_bottleneck(torch.cat([resize(x, levels[0].shape[2:]) for x in levels], 1))
-        return features
+        return self.fpn_bottleneck(torch.cat([resize(x, levels[0].shape[2:]) for x in levels], 1))
 
     def pool(self, x: Tensor) -> Tensor:
         """The coarsest map (n, c, h, w) with its averages over cells of several sizes, (n, channels, h, w)."""
         pooled = [resize(branch(x), x.shape[2:]) for branch in self.psp_modules]
-        y: Tensor = self.bottleneck(torch.cat([x, *pooled], 1))
-        return y
+        return self.bottleneck(torch.cat([x, *pooled], 1))
 
 
 class FCNHead(nn.Module):
@@ -100,11 +92,10 @@ class FCNHead(nn.Module):
         super().__init__()
         self.conv_seg = nn.Conv2d(channels, classes, 1)
         self.dropout = nn.Dropout2d(dropout)
-        self.convs = nn.Sequential(Unit(dim, channels, 3))
+        self.convs = nn.Sequential(conv_bn_relu(dim, channels, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.conv_seg(self.dropout(self.convs(x)))
-        return logits
+        return self.conv_seg(self.dropout(self.convs(x)))
 
 
 class UPerNet(nn.Module):
@@ -150,8 +141,7 @@ class UPerNet(nn.Module):
 
     def forward_coarse(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> Tensor:
         """Logits (n, classes, h', w') as the head gives them, at the stride of the first stage."""
-        logits: Tensor = self.decode_head(self.forward_maps(images, order, directions=directions))
-        return logits
+        return self.decode_head(self.forward_maps(images, order, directions=directions))
 
     def forward_training(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The coarse logits of both heads, (n, classes, h', w') each, of one pass."""

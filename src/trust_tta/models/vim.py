@@ -20,6 +20,7 @@ from trust_tta.models.config import VimConfig
 from trust_tta.models.layers import StochasticDepth, reset_steps
 from trust_tta.models.parameter_roles import Kind, Role
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
+from trust_tta.models.staged import drop_path_rates
 from trust_tta.ops.tensors import Parameters
 
 # Which direction the forward and the backward set of parameters read: the rows (a), the columns (b), both backwards
@@ -62,8 +63,7 @@ class Mixer(nn.Module):
         """x (b, l, dim); the route has a sequence for each set of parameters."""
         u, z = self.in_proj(x).transpose(1, 2).chunk(2, dim=1)
         y = self.scan(u, route).sum(1) * F.silu(z)
-        out: Tensor = self.out_proj((y / 2 if self.halve else y).transpose(1, 2))
-        return out
+        return self.out_proj((y / 2 if self.halve else y).transpose(1, 2))
 
     def scan(self, u: Tensor, route: Route) -> Tensor:
         """u (b, c, l) as each set of parameters reads it, (b, k, c, l), the tokens in their places again."""
@@ -98,8 +98,7 @@ class VimLayer(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, residual: Tensor, route: Route) -> Tensor:
-        mixed: Tensor = self.drop_path(self.mixer(normalize(residual, self.norm), route))
-        return residual + mixed
+        return residual + self.drop_path(self.mixer(normalize(residual, self.norm), route))
 
 
 def normalize(x: Tensor, norm: nn.RMSNorm) -> Tensor:
@@ -115,8 +114,7 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Conv2d(channels, dim, patch, stride=stride)
 
     def forward(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
-        return tokens
+        return self.proj(images).flatten(2).transpose(1, 2)
 
 
 class Vim(ScanNetwork):
@@ -132,13 +130,10 @@ class Vim(ScanNetwork):
         self.patch_embed = PatchEmbedding(config.in_channels, dim, patch=config.patch_size, stride=config.stride)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.pos_embed = nn.Parameter(torch.zeros(1, math.prod(config.grid) + config.class_token, dim))
-        rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
+        (rates,) = drop_path_rates(config.drop_path, [config.depth])
         self.layers = nn.ModuleList(VimLayer(dim, self.make_mixer(), rate) for rate in rates)
         self.norm_f = nn.RMSNorm(dim, eps=EPS)
         self.head = nn.Linear(dim, config.num_classes)
-        self._initialize()
-
-    def _initialize(self) -> None:
         for weight in (self.cls_token, self.pos_embed, self.head.weight):
             if weight is not None:
                 nn.init.trunc_normal_(weight, std=0.02)
@@ -160,7 +155,8 @@ class Vim(ScanNetwork):
         residual = self.embed(images)
         if directions is None:
             directions = self.scan_directions(order, images.shape[0])
-        route = Route.along(self.visits(residual.device)[directions], residual.shape[1])
+        forwards = insert_token(visit(("h", "v"), *self.config.grid, residual.device), self.middle)
+        route = Route.along(torch.cat((forwards, forwards.flip(1)))[directions], residual.shape[1])
         for layer in self.layers:
             residual = layer(residual, route)
         return residual
@@ -186,11 +182,6 @@ class Vim(ScanNetwork):
             tokens = torch.cat((tokens[:, : self.middle], token, tokens[:, self.middle :]), dim=1)
         tokens = tokens + self.pos_embed
         return tokens.to(torch.promote_types(tokens.dtype, torch.float32))
-
-    def visits(self, device: torch.device) -> Tensor:
-        """The token at each step of the four directions, (4, tokens); the class token stays in the middle."""
-        forwards = insert_token(visit(("h", "v"), *self.config.grid, device), self.middle)
-        return torch.cat((forwards, forwards.flip(1)))
 
     def parameter_roles(self) -> dict[str, Role]:
         """The role of every parameter, by name; the last quarter of the layers counts as the last stage."""

@@ -99,8 +99,7 @@ class VMamba(StagedNetwork):
         observed = self.patch_embed._forward_hooks or self.patch_embed._forward_pre_hooks
         if observed or any(parameter.requires_grad for parameter in self.patch_embed[0].parameters()):
             return None
-        first: Tensor = self.patch_embed[0](images.contiguous(memory_format=torch.channels_last))
-        return first
+        return self.patch_embed[0](images.contiguous(memory_format=torch.channels_last))
 
     def forward_after_stem(self, x: Tensor, directions: Tensor) -> Tensor:
         """Logits (n, classes) from the output of `forward_stem`."""

@@ -47,8 +47,7 @@ class NonCausalSSD(nn.Module):
         u = u.unflatten(1, (self.heads, -1))  # (b, heads, inner / heads, l)
         states = (weights.unsqueeze(2) * u) @ B.mT.unsqueeze(1)  # summed over all tokens
         y = states @ C.unsqueeze(1) + self.D[:, None, None] * u
-        out: Tensor = self.out_proj(self.norm(y.reshape(b, inner, height, width)) * z)
-        return out
+        return self.out_proj(self.norm(y.reshape(b, inner, height, width)) * z)
 
 
 class GlobalAttention(nn.Module):
@@ -61,8 +60,7 @@ class GlobalAttention(nn.Module):
         self.to_out = Linear2d(dim, dim)
 
     def forward(self, x: Tensor, directions: Tensor | None) -> Tensor:
-        out: Tensor = self.to_out(attend(self.to_qkv(x), self.heads))
-        return out
+        return self.to_out(attend(self.to_qkv(x), self.heads))
 
 
 class VSSD(SpatialMamba):

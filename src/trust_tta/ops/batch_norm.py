@@ -41,11 +41,11 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 def norm_with_residual(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """x and norm(x), for any norm; BatchNorm2d adds both gradients in one pass."""
-    with_residual: Any = getattr(norm, "with_residual", None)
-    if with_residual is None or norm._forward_hooks or norm._forward_pre_hooks or not norm.uses_kernels(x):  # type: ignore[operator]
+    own: Any = norm
+    does_more = norm._forward_hooks or norm._forward_pre_hooks or norm._modules  # hooks, an activation
+    if does_more or not hasattr(norm, "with_residual") or not own.uses_kernels(x):
         return x, norm(x)
-    both: tuple[Tensor, Tensor] = with_residual(x)
-    return both
+    return own.with_residual(x)
 
 
 def can_use_kernels(x: Tensor) -> bool:
@@ -111,8 +111,7 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor]:
     """x and x normalized by batch statistics, differentiated through them; `known`: mean and variance, if computed."""
     if known is None and can_use_one_kernel(x):
-        small: tuple[Tensor, Tensor] = _SmallBatchNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
-        return small
+        return _SmallBatchNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
     same, y = _BatchNormByKernels.apply(x, weight, bias, *(known or moments(x)), eps)  # type: ignore[no-untyped-call]
     return same, y
 

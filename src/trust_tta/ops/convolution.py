@@ -26,8 +26,7 @@ class StridedConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.uses_matmul(x):
             return super().forward(x)
-        y: Tensor = _PatchMatmul.apply(x, self.weight, self.bias, self.stride[0], int(self.padding[0]))  # type: ignore[no-untyped-call]
-        return y
+        return _PatchMatmul.apply(x, self.weight, self.bias, self.stride[0], int(self.padding[0]))  # type: ignore[no-untyped-call]
 
     def uses_matmul(self, x: Tensor) -> bool:
         plain = HAS_TRITON and x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
@@ -53,29 +52,23 @@ class DepthwiseConv2d(nn.Conv2d):
         learning = torch.is_grad_enabled() and x.requires_grad and type(x) is Tensor
         if not (learning and x.is_cuda) or torch.compiler.is_compiling():
             return super().forward(x)
-        low = _autocast_dtype(x)
+        low = linear_ops.autocast_dtype(x)
         if low.itemsize != 2 or x.numel() < MIN_ELEMENTS:
             return super().forward(x)
         bias = None if self.bias is None else self.bias.to(low)
-        y: Tensor = _Depthwise.apply(x.to(low), self.weight.to(low), bias)  # type: ignore[no-untyped-call]
-        return y
+        return _Depthwise.apply(x.to(low), self.weight.to(low), bias)  # type: ignore[no-untyped-call]
 
 
 class FirstConv2d(nn.Conv2d):
     """First convolution of the images; in half precision on a GPU, padded to 8 channels for tensor cores."""
 
     def forward(self, x: Tensor) -> Tensor:
-        low, missing = _autocast_dtype(x), 8 - self.in_channels
+        low, missing = linear_ops.autocast_dtype(x), 8 - self.in_channels
         if not x.is_cuda or low.itemsize != 2 or missing <= 0 or torch.compiler.is_compiling():
             return super().forward(x.contiguous(memory_format=torch.channels_last))
         padded = (F.pad(t.to(low), (0, 0, 0, 0, 0, missing)) for t in (x, self.weight))
         x, weight = (t.contiguous(memory_format=torch.channels_last) for t in padded)
-        y: Tensor = self._conv_forward(x, weight, self.bias)
-        return y
-
-
-def _autocast_dtype(x: Tensor) -> torch.dtype:
-    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+        return self._conv_forward(x, weight, self.bias)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:

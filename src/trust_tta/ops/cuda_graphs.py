@@ -65,8 +65,7 @@ class GraphedNetwork:
             self._find_graphs(images, directions) if capture and directions is not None and images.is_cuda else None
         )
         if graphs is None or directions is None or (self.pending is not None and self.pending() is not None):
-            logits: Tensor = self.network(images) if directions is None else self.network(images, directions=directions)
-            return logits
+            return self.network(images) if directions is None else self.network(images, directions=directions)
         stream = torch.cuda.current_stream(images.device)
         if self.stream is not None and self.stream != stream:  # replays share memory
             stream.wait_stream(self.stream)
@@ -219,8 +218,7 @@ class NetworkAfterStem(nn.Module):
         self.network = network
 
     def forward(self, stem_output: Tensor, *, directions: Tensor) -> Tensor:
-        logits: Tensor = self.network.forward_after_stem(stem_output, directions)
-        return logits
+        return self.network.forward_after_stem(stem_output, directions)
 
 
 class PassGraphs:
@@ -239,8 +237,7 @@ class PassGraphs:
 
         def call() -> Tensor:
             given = weights if autocast is None else {**weights, **stem.weights, **cast_together(cast, autocast)}
-            logits: Tensor = functional_call(network, given, (stem.given,), {"directions": self.directions})
-            return logits
+            return functional_call(network, given, (stem.given,), {"directions": self.directions})
 
         with side_stream(directions.device) as stream:  # libraries set up their workspace for a stream on first use
             logits = call()

@@ -65,11 +65,9 @@ def grouped_scan(
     chosen = choose_backend(u, backend)
     inputs = (u, delta, A, B, C, D, delta_bias, delta_softplus)
     if chosen in PLAIN:
-        plain: Tensor = PLAIN[chosen].scan_grouped(*inputs)
-        return plain
+        return PLAIN[chosen].scan_grouped(*inputs)
     call = operators.run_scan if _is_bare(u) else operators.scan
-    y: Tensor = call(*inputs, chosen == "triton")[0]
-    return y
+    return call(*inputs, chosen == "triton")[0]
 
 
 def scan_map(x: Tensor, directions: Tensor, parameters: Parameters, *, backend: str = "auto") -> Tensor:
@@ -82,11 +80,9 @@ def scan_map(x: Tensor, directions: Tensor, parameters: Parameters, *, backend: 
     """
     chosen = choose_backend(x, backend)
     if chosen in PLAIN:
-        plain: Tensor = PLAIN[chosen].scan_map(x, directions, parameters)
-        return plain
+        return PLAIN[chosen].scan_map(x, directions, parameters)
     call = operators.run_scan_map if _is_bare(x) else operators.scan_map
-    y: Tensor = call(x, directions, *parameters, chosen == "triton")[0]
-    return y
+    return call(x, directions, *parameters, chosen == "triton")[0]
 
 
 def merge_norm(
@@ -97,11 +93,9 @@ def merge_norm(
     if chosen == "cpu":
         return F.layer_norm(y, y.shape[-1:], weight, bias, eps).permute(0, 3, 1, 2)
     if chosen in PLAIN:
-        plain: Tensor = PLAIN[chosen].merge_norm(y, height, width, weight, bias, eps)
-        return plain
+        return PLAIN[chosen].merge_norm(y, height, width, weight, bias, eps)
     call = operators.run_merge_norm_alone if _is_bare(y) else operators.merge_norm
-    norm: Tensor = call(y, height, width, weight, bias, eps)[0]
-    return norm.permute(0, 3, 1, 2)
+    return call(y, height, width, weight, bias, eps)[0].permute(0, 3, 1, 2)
 
 
 def _is_bare(x: Tensor) -> bool:

@@ -31,8 +31,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
     """`linear` by Triton kernels."""
     given = _cast(_rows(x), weight, bias, None if residual is None else _rows(residual))
-    y: Tensor = _Linear.apply(*given)  # type: ignore[no-untyped-call]
-    return y.view(*x.shape[:-1], -1)
+    return _Linear.apply(*given).view(*x.shape[:-1], -1)  # type: ignore[no-untyped-call]
 
 
 def fused_mlp(
@@ -43,26 +42,20 @@ def fused_mlp(
     The hidden map is not kept for the backward but made again.
     """
     given = _cast(_rows(x), weight1, bias1, weight2, bias2, None if residual is None else _rows(residual))
-    y: Tensor = _Mlp.apply(*given)  # type: ignore[no-untyped-call]
-    return y.view(x.shape)
+    return _Mlp.apply(*given).view(x.shape)  # type: ignore[no-untyped-call]
 
 
 def can_use_kernels(x: Tensor, columns: int, residual: Tensor | None = None) -> bool:
     """Whether the kernels support x (b, h, w, k), and a result with so many columns is large enough for them."""
     if torch.compiler.is_compiling() or not (HAS_TRITON and x.is_cuda and type(x) is Tensor and x.dtype in FLOATS):
         return False
-    dtype = _dtype(x)
+    dtype = autocast_dtype(x)
     least = MIN_ELEMENTS_FLOAT32 if dtype == torch.float32 else MIN_ELEMENTS
     if not x.is_contiguous() or x.numel() // x.shape[-1] * columns < least:
         return False
     if residual is not None and (residual.dtype != dtype or not residual.is_contiguous()):
         return False
     return dtype != torch.float32 or not allowed_tf32()[0]
-
-
-def is_full_precision(x: Tensor) -> bool:
-    """Whether products of x are to be float32."""
-    return _dtype(x) == torch.float32
 
 
 def allowed_tf32() -> tuple[bool, bool]:
@@ -73,13 +66,14 @@ def allowed_tf32() -> tuple[bool, bool]:
     return matmul.allow_tf32, cudnn.allow_tf32
 
 
-def _dtype(x: Tensor) -> torch.dtype:
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which products of x are computed on a GPU: that of autocast, or its own."""
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
 
 
 def _cast(x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
     """The tensors in the dtype that autocast would choose."""
-    dtype = _dtype(x)
+    dtype = autocast_dtype(x)
     return [None if t is None else t.to(dtype) for t in (x, *others)]
 
 
@@ -107,8 +101,7 @@ def _input_gradient(dy: Tensor, weight: Tensor) -> Tensor:
     if dy.dtype != torch.float32:
         return dy @ weight
     kernels = _kernels()
-    dx: Tensor = kernels.product(dy, kernels.prepare(weight, rows=len(dy), transposed=True))
-    return dx
+    return kernels.product(dy, kernels.prepare(weight, rows=len(dy), transposed=True))
 
 
 def _hidden(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -116,16 +109,14 @@ def _hidden(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if x.is_cuda and x.dtype != torch.float32:
         return torch._addmm_activation(bias, x, weight.T, use_gelu=True)
     kernels = _kernels()
-    hidden: Tensor = kernels.product(x, kernels.prepare(weight, rows=len(x)), bias, gelu=True)
-    return hidden
+    return kernels.product(x, kernels.prepare(weight, rows=len(x)), bias, gelu=True)
 
 
 def _weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     """dy (m, n).T @ x (m, k)."""
     if dy.dtype != torch.float32 or _kernels().is_small(len(dy), dy.shape[1]):
         return dy.T @ x
-    dweight: Tensor = _kernels().weight_gradient(dy, x)
-    return dweight
+    return _kernels().weight_gradient(dy, x)
 
 
 class _Linear(torch.autograd.Function):
@@ -133,8 +124,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         kernels = _kernels()
-        y: Tensor = kernels.product(x, kernels.prepare(weight, rows=len(x)), bias, add=residual)
-        return y
+        return kernels.product(x, kernels.prepare(weight, rows=len(x)), bias, add=residual)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -106,8 +106,7 @@ def apply_in_chunks(function: PerPixel, logits: Logits, *others: Tensor, summed:
         if logits.dim() != 4 or logits.numel() <= min(MAX_CHUNK_ELEMENTS, MIN_CHUNK_ELEMENTS):
             return function(logits, *others)
         logits = CoarseLogits(logits, (logits.shape[2], logits.shape[3]))
-    values: Tensor = _ChunkedFunction.apply(function, summed, logits, logits.coarse, *others)  # type: ignore[no-untyped-call]
-    return values
+    return _ChunkedFunction.apply(function, summed, logits, logits.coarse, *others)  # type: ignore[no-untyped-call]
 
 
 class _ChunkedFunction(torch.autograd.Function):

@@ -44,7 +44,10 @@ _RESULT = ctypes.create_string_buffer(16)  # numba's functions store a null resu
 def load_kernel(name: str, dtype: torch.dtype) -> Callable[..., object]:
     """A kernel as a function of the fields of its arrays, see `array_fields`, and integers; it releases the GIL."""
     kind = str(dtype).removeprefix("torch.")
-    address = _load_shipped(name, kind) or _compile_with_numba(name, kind)
+    address = _load_shipped(name, kind)
+    if not address:
+        compiled = numba_result(name, kind)
+        address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
     _, _, dimensions, integers = KERNELS[name]
     arguments: list[Any] = [ctypes.c_void_p] * 2
     for n in dimensions:
@@ -162,14 +165,8 @@ def _engine() -> Any:
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
 
 
-def _compile_with_numba(name: str, dtype: str) -> int:
-    """Address of a kernel compiled, and cached, by numba."""
-    compiled = numba_result(name, dtype)
-    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
-
-
 def numba_result(name: str, dtype: str) -> Any:
-    """numba's compilation of a kernel."""
+    """A kernel compiled, and cached, by numba."""
     from numba import types
 
     module, function, dimensions, integers = KERNELS[name]

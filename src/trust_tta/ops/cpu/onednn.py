@@ -26,22 +26,19 @@ def takes(x: Tensor, weight: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
     """`linear_ops.linear` by oneDNN."""
-    y: Tensor = _OneDnnLinear.apply(x, weight, bias, residual)  # type: ignore[no-untyped-call]
-    return y
+    return _OneDnnLinear.apply(x, weight, bias, residual)  # type: ignore[no-untyped-call]
 
 
 def mlp(
     x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None = None
 ) -> Tensor:
     """`linear_ops.fused_mlp` by oneDNN; keeps the derivative of GELU instead of the hidden map."""
-    y: Tensor = _OneDnnMlp.apply(x, weight1, bias1, weight2, bias2, residual)  # type: ignore[no-untyped-call]
-    return y
+    return _OneDnnMlp.apply(x, weight1, bias1, weight2, bias2, residual)  # type: ignore[no-untyped-call]
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (.., k) @ weight (n, k).T + bias."""
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return y
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def _weight_gradient(dy: Tensor, x: Tensor) -> Tensor:

@@ -76,7 +76,8 @@ def scan_map_backward(
         rank, A = gathered.rank, gathered.A
         n = A.shape[-1]
         sums = sums if len(arranged) > 1 else sums.sum(0, keepdim=True)
-        dD, dbias, dA, dweight = _merge_tiles(sums, c, partition.wide).split((1, 4, 4 * n, 4 * rank), dim=1)
+        merged = sums[..., : partition.wide].transpose(1, 2).flatten(2)[..., :c]  # the tiles side by side, (p, m, c)
+        dD, dbias, dA, dweight = merged.split((1, 4, 4 * n, 4 * rank), dim=1)
         if train_projections:
             sources[:2] = [rows.mT @ _rows(u, gathered), dweight.unflatten(1, (4, rank)).mT]
         if train_scan:
@@ -118,11 +119,6 @@ def _parameter_rows(gathered: Gathered, dtype: torch.dtype, wide: int) -> Tensor
     D, bias = D.reshape(-1, 4, c).sum(1, keepdim=True), bias.reshape(-1, 4, c)
     rows = F.pad(torch.cat((D, bias, A, weight), dim=1), (0, -c % wide)).unflatten(-1, (-1, wide))
     return F.pad(rows.transpose(1, 2), (0, TILE - wide)).contiguous()
-
-
-def _merge_tiles(rows: Tensor, channels: int, wide: int) -> Tensor:
-    """(p, tiles, m, TILE) as (p, m, c)."""
-    return rows[..., :wide].transpose(1, 2).flatten(2)[..., :channels]
 
 
 def _flat_x_proj(gathered: Gathered) -> Tensor:
