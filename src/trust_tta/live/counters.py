@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from trust_tta.errors import StateError
+from trust_tta.live.snapshots import check_number
 from trust_tta.schema import show
 
 MAX_UPDATE_INTERVAL = 64  # batches per update, after repeated alarms
-MAX_COUNT = 2**53
 
 # Names in snapshots of earlier versions; None: no longer needed.
 _OLD_NAMES: Mapping[str, str | None] = {
@@ -64,25 +64,14 @@ class StreamCounters:
             raise StateError(f"the snapshot's counters are a {type(state).__name__}; a dict is wanted")
         current: dict[Any, Any] = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
         current.pop(None, None)
-        kinds: dict[str, Any] = {field.name: type(field.default) for field in fields(cls)}
-        value: Any
+        kinds = {field.name: type(field.default) for field in fields(cls)}
         for name, value in current.items():
             if name not in kinds:
                 raise StateError(
                     f"the snapshot has a counter {show(name)}, which is unknown; is it of a later version?"
                 )
-            if type(value) is not kinds[name] or not 0 <= value <= MAX_COUNT:  # NaN compares as false
-                raise StateError(
-                    f"the snapshot's {name} is {show(value)}; a {kinds[name].__name__} from 0 to {MAX_COUNT} is wanted"
-                )
+            check_number(value, name, kinds[name])
         counters = cls(**current)
-        if not 1 <= counters.update_interval <= MAX_UPDATE_INTERVAL:
-            raise StateError(
-                f"the snapshot's update_interval is {counters.update_interval}; 1 to {MAX_UPDATE_INTERVAL} is wanted"
-            )
-        if counters.update_delay >= counters.update_interval:
-            raise StateError(
-                f"the snapshot's update_delay is {counters.update_delay}; less than its update_interval, "
-                f"{counters.update_interval}, is wanted"
-            )
+        check_number(counters.update_interval, "update_interval", int, low=1, high=MAX_UPDATE_INTERVAL)
+        check_number(counters.update_delay, "update_delay", int, high=counters.update_interval - 1)
         return counters

@@ -39,41 +39,26 @@ def prepare(images: Any, network: nn.Module, *, like: Tensor | None = None) -> T
     return batch.to(like)
 
 
-def examine(images: Tensor) -> ImageStats:
-    """Per-image statistics of images (n, c, h, w), in one transfer from the device."""
-    return image_stats(images).cpu().numpy()
-
-
-def image_stats(images: Tensor) -> Tensor:
-    """Minimum, maximum and sum (3, n, c) of images (n, c, h, w), on their device, in two kernels."""
+def image_stats(images: Tensor) -> ImageStats:
+    """Minimum, maximum and sum (3, n, c) of each channel of images (n, c, h, w), in one transfer from the device."""
     pixels = images.detach().float().flatten(2)
     stats = pixels.new_empty(3, *pixels.shape[:2])
     lowest, highest, sums = stats.unbind()
     torch.aminmax(pixels, dim=2, out=(lowest, highest))
     torch.sum(pixels, 2, out=sums)
-    return stats
+    return stats.cpu().numpy()
 
 
-def usable(stats: ImageStats) -> NDArray[np.bool_]:
-    """Mask (n,) of the images that hold only finite values up to MAX_MAGNITUDE."""
-    fine: NDArray[np.bool_] = _magnitude(stats) <= MAX_MAGNITUDE  # NaN compares as false
-    return fine
-
-
-def blank(stats: ImageStats) -> NDArray[np.bool_]:
-    """Mask (n,) of the usable images without contrast in any channel."""
-    lowest, highest, _ = np.where(usable(stats)[:, None], stats, np.nan)
-    flat: NDArray[np.bool_] = (highest - lowest).max(1) <= MAX_BLANK_CONTRAST * np.maximum(_magnitude(stats), TINY)
-    return flat
+def find_broken(stats: ImageStats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Masks (n,) of images with values that are not finite or beyond MAX_MAGNITUDE, and of others without contrast."""
+    magnitude = np.abs(stats[:2]).max((0, 2))
+    ruined = ~(magnitude <= MAX_MAGNITUDE)  # NaN compares as false
+    lowest, highest, _ = np.where(ruined[:, None], 0, stats)
+    blank = ~ruined & ((highest - lowest).max(1) <= MAX_BLANK_CONTRAST * np.maximum(magnitude, TINY))
+    return ruined, blank
 
 
 def mostly_repeated(stats: ImageStats) -> bool:
     """Whether most images have the same sum as another one, as a frozen camera's do."""
     sums = stats[2].sum(1).tolist()
     return len(sums) > 2 and 2 * len(set(sums)) < len(sums)
-
-
-def _magnitude(stats: ImageStats) -> NDArray[np.float32]:
-    """The largest absolute value of each image, (n,)."""
-    largest: NDArray[np.float32] = np.abs(stats[:2]).max((0, 2))
-    return largest

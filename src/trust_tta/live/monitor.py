@@ -14,6 +14,7 @@ from trust_tta.live.calibration import Reference
 from trust_tta.live.comparison import BLOCK, COMPARED_IMAGES, TEST_TOLERANCE, Comparison, differs
 from trust_tta.live.guard import Guard
 from trust_tta.live.inputs import ImageStats
+from trust_tta.live.snapshots import check_keys, check_number
 from trust_tta.live.source_reference import SourceReference
 from trust_tta.live.stream_statistics import (
     Reading,
@@ -25,7 +26,6 @@ from trust_tta.live.stream_statistics import (
 )
 from trust_tta.methods.base import Method
 from trust_tta.ops.segmentation_logits import Logits
-from trust_tta.schema import show
 
 MAX_COMPARED = 64  # images of a batch that are compared, unless the source predicts all of them
 FEW_CLASSES_WINDOW = 64  # images that suffice to say that they are of few classes
@@ -134,7 +134,8 @@ class Monitor:
         ours, classes = adapted.argmax(1).cpu().numpy(), source.shape[1]
         changed = self.comparison.add(ours, theirs, np.log(np.maximum(confidence, 1e-30)), classes=classes)
         counts = [np.bincount(rows, minlength=classes) for rows in (ours, theirs)]
-        self._follow_few_classes(len(sample), np.concatenate([*counts, len(sample) * _or_empty(moments)]), classes)
+        totals = counts if moments is None else [*counts, len(sample) * moments]
+        self._follow_few_classes(len(sample), np.concatenate(totals), classes)
         self._distance = None
         return (logits if stride == 1 else None), changed, pairs
 
@@ -192,9 +193,10 @@ class Monitor:
         """Refuse what `state` cannot have returned; that of an earlier version is accepted, and ignored."""
         if _is_earlier(state):
             return
-        if not isinstance(state, Mapping) or set(state) != set(self.state()):
-            raise StateError(f"the snapshot's monitor is {show(state)}; a dict of {', '.join(self.state())} is wanted")
-        _check_budget(state)
+        check_keys(state, self.state(), "monitor")
+        for name in AMOUNTS:
+            check_number(state[name], name, float, low=-1e18 if name == "credit" else 0, high=1e18)
+        check_number(state["step_passes"], "step_passes", int)
         self.comparison.check_state(state["comparison"])
         for name in ("few_classes", "served"):
             Window.check_state(name, state[name])
@@ -213,22 +215,9 @@ class Monitor:
         self._distance = None
 
 
-def _check_budget(state: Mapping[str, Any]) -> None:
-    for name in AMOUNTS:
-        if type(state[name]) is not float or not (-1e18 if name == "credit" else 0) <= state[name] <= 1e18:
-            raise StateError(f"the snapshot's {name} is {show(state[name])}; a number is wanted")
-    passes = state["step_passes"]
-    if type(passes) is not int or not 0 <= passes <= 2**53:
-        raise StateError(f"the snapshot's step_passes is {show(passes)}; a count is wanted")
-
-
 def _is_earlier(state: Any) -> bool:
     """Whether this is the state of a monitor of an earlier version: with other windows, or another comparison."""
     if not isinstance(state, Mapping):
         return False
     comparison = state.get("comparison")
     return "monitors" in state or (isinstance(comparison, Mapping) and "recent" in comparison)
-
-
-def _or_empty(moments: Values | None) -> Values:
-    return np.zeros(0) if moments is None else moments

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from trust_tta.errors import StateError
 from trust_tta.schema import show
 
 FORMAT = 1
+MAX_COUNT = 2**53  # of batches, images and the like
 _FILE = re.compile(r"snapshot-(\d{12})\.safetensors")
 _TEMPORARY = re.compile(r"\.snapshot-\d{12}\.safetensors\..*\.tmp")
 
@@ -40,22 +41,6 @@ class Snapshot:
     number: int
     state: dict[str, Any]
     within_batch: bool = False
-
-
-class Snapshots(Protocol):
-    """Storage of snapshots."""
-
-    def write(self, snapshot: Snapshot) -> None: ...
-
-    def read(self, number: int) -> Snapshot: ...
-
-    def newest(self) -> tuple[Snapshot | None, list[str]]:
-        """The newest that a stream can continue from, and what is wrong with each newer one."""
-        ...
-
-    def prune(self, keep: int, *, always: Collection[int]) -> None:
-        """Forget all but the newest `keep` and those numbered in `always`."""
-        ...
 
 
 class Memory:
@@ -73,17 +58,19 @@ class Memory:
         return self._kept[number]
 
     def newest(self) -> tuple[Snapshot | None, list[str]]:
+        """The newest that a stream can continue from, and what is wrong with each newer one."""
         whole = [number for number, snapshot in self._kept.items() if not snapshot.within_batch]
         return (self._kept[max(whole)] if whole else None), []
 
     def prune(self, keep: int, *, always: Collection[int]) -> None:
+        """Delete all but the newest `keep` and those numbered in `always`."""
         for number in sorted(self._kept)[:-keep]:
             if number not in always:
                 del self._kept[number]
 
 
 class Folder:
-    """Snapshots as files; one process at a time owns the folder, until it closes it or dies."""
+    """Snapshots as files, with the methods of `Memory`; one process at a time owns the folder, until it closes it."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -220,6 +207,20 @@ def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def check_number(value: Any, name: str, kind: type, *, low: float = 0, high: float = MAX_COUNT) -> None:
+    """Refuse a snapshot's value that is not of exactly this type, not finite, or out of range."""
+    if type(value) is not kind or not low <= value <= high:  # NaN compares as false
+        raise StateError(
+            f"the snapshot's {name} is {show(value)}; a {kind.__name__} from {low:g} to {high:g} is wanted"
+        )
+
+
+def check_keys(state: Any, names: Collection[str], what: str) -> None:
+    """Refuse a part of a snapshot that is not a dict with exactly these keys."""
+    if not isinstance(state, Mapping) or set(state) != set(names):
+        raise StateError(f"the snapshot's {what} is {show(state)}; a dict of {', '.join(names)} is wanted")
 
 
 def hold(path: Path) -> int | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,11 @@ class Stream:
         self._claim()
         self._folder = None if snapshots is None else Folder(snapshots)
         try:
-            self.reference = reference if reference is not None else self._stored_reference()
+            file = None if self._folder is None else self._folder.path / REFERENCE_FILE
+            if reference is None and file is not None and file.exists():
+                self.reference = Reference.from_state(read_state(file)[0])
+            else:
+                self.reference = reference
             self._session = Session(
                 method, guard, self._folder or Memory(), reference=self.reference, on_event=on_event
             )
@@ -79,12 +84,8 @@ class Stream:
         uint8 arrays (n, h, w, 3) or (h, w, 3), PIL images, or a list of them.
         """
         batch = prepare(images, self.method.model, like=self._like)
-        with self._lock:
-            self._check()
-            try:
-                return self._session.step(batch, adapt=adapt)
-            finally:
-                self._take_fingerprint()
+        with self._alone():
+            return self._session.step(batch, adapt=adapt)
 
     def feedback(self, result: Result, labels: Any) -> tuple[Event, ...]:
         """Tell the guard the classes (n,) of images that were predicted, -1 where unknown; returns an alarm, if any.
@@ -105,12 +106,8 @@ class Stream:
 
     def add_labels(self, compared: Tensor, labels: Tensor, *, batch: int) -> tuple[Event, ...]:
         """`feedback` by rows (m, 2) of `Result.compared`, where the result itself was not kept."""
-        with self._lock:
-            self._check()
-            try:
-                return self._session.add_labels(compared, labels, batch=batch)
-            finally:
-                self._take_fingerprint()
+        with self._alone():
+            return self._session.add_labels(compared, labels, batch=batch)
 
     def rollback(self) -> Event:
         """Back to the last good snapshot."""
@@ -127,11 +124,11 @@ class Stream:
 
     def pause(self) -> Event:
         """Predict without adapting until `resume`."""
-        return self._request("pause", lambda: self._set_paused(True))
+        return self._request("pause", lambda: setattr(self._session.counters, "paused", True))
 
     def resume(self) -> Event:
         """Adapt again."""
-        return self._request("resume", lambda: self._set_paused(False))
+        return self._request("resume", lambda: setattr(self._session.counters, "paused", False))
 
     def adopt(self, change: Callable[[Method], None], images: Any, *, served: Tensor | None = None) -> Event:
         """Let `change` give the method what others learned; the event says "take", or "return" if it was undone.
@@ -141,12 +138,8 @@ class Stream:
         the same, and examined closely if not.
         """
         batch = prepare(images, self.method.model)
-        with self._lock:
-            self._check()
-            try:
-                return self._session.adopt(lambda: change(self.method), batch, served=served)
-            finally:
-                self._take_fingerprint()
+        with self._alone():
+            return self._session.adopt(lambda: change(self.method), batch, served=served)
 
     @property
     def saved(self) -> bool:
@@ -181,8 +174,7 @@ class Stream:
                 TrustWarning,
                 stacklevel=2,
             )
-        with self._lock:
-            self._check()
+        with self._alone():
             self.reference = calibrate(self.method, batches)
             self._store_reference(self.reference)
             if self.guard is not None:
@@ -192,8 +184,7 @@ class Stream:
 
     def fork(self, *, snapshots: str | Path | None = None) -> Stream:
         """An independent stream that continues from here, over the same frozen weights."""
-        with self._lock:
-            self._check()
+        with self._alone():
             twin = Stream(
                 self.method.fork(),
                 guard=self.guard,
@@ -231,15 +222,8 @@ class Stream:
     # Inside
 
     def _request(self, action: str, do: Callable[[], str | None]) -> Event:
-        with self._lock:
-            self._check()
-            try:
-                return self._session.on_request(action, do)
-            finally:
-                self._take_fingerprint()
-
-    def _set_paused(self, paused: bool) -> None:
-        self._session.counters.paused = paused
+        with self._alone():
+            return self._session.on_request(action, do)
 
     def _resume_from_folder(self) -> None:
         snapshot, problems = self._session.store.newest()
@@ -250,40 +234,36 @@ class Stream:
         elif problems:
             raise StateError(f"no snapshot of the folder can be read, the newest because: {problems[0]}")
         self._take_fingerprint()
-        number = snapshot.number if snapshot else 0
-        self._session.start(number, problems)
-
-    def _stored_reference(self) -> Reference | None:
-        if self._folder is None or not (self._folder.path / REFERENCE_FILE).exists():
-            return None
-        return Reference.from_state(read_state(self._folder.path / REFERENCE_FILE)[0])
+        self._session.start(snapshot.number if snapshot else 0, problems)
 
     def _store_reference(self, reference: Reference) -> None:
         if self._folder is not None:
             write_state(self._folder.path / REFERENCE_FILE, reference.state(), about={})
 
-    def _check(self) -> None:
-        """Refuse to continue with weights that something else has changed."""
-        if self._closed:
-            raise StateError("this stream is closed; create another over the same folder")
-        now_and_then = self.batches < FINGERPRINT_EVERY or self.batches % FINGERPRINT_EVERY == 0
-        if not now_and_then and self._versions == self._read_versions():
-            return
-        before = self._fingerprint
-        now = self._take_fingerprint()
-        if before is not None and now is not None and before.device == now.device and not torch.equal(before, now):
-            raise StateError(
-                "the adapted weights changed between two calls: another method or a training uses the same network; "
-                "give each its own (method.fork(), or a copy of the network)"
-            )
-
-    def _read_versions(self) -> list[int]:
-        """PyTorch's counts of in-place changes to the caller's network; other methods over its tensors do not show."""
-        return [p._version for p in self._callers]
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait for other threads; refuse to continue with weights that something else has changed."""
+        with self._lock:
+            if self._closed:
+                raise StateError("this stream is closed; create another over the same folder")
+            before, batches = self._fingerprint, self._session.counters.batches
+            due = batches < FINGERPRINT_EVERY or batches % FINGERPRINT_EVERY == 0
+            if due or self._versions != [p._version for p in self._callers]:
+                now = self._take_fingerprint()
+                if before is not None and now is not None and before.device == now.device and not before.equal(now):
+                    raise StateError(
+                        "the adapted weights changed between two calls: another method or a training uses the same "
+                        "network; give each its own (method.fork(), or a copy of the network)"
+                    )
+            try:
+                yield
+            finally:
+                self._take_fingerprint()
 
     def _take_fingerprint(self) -> Tensor | None:
         """Copy some of the adapted weights, (m,), in one kernel: an update changes all of them."""
-        self._versions = self._read_versions()
+        # PyTorch's counts of in-place changes to the caller's network; other methods over its tensors do not show.
+        self._versions = [p._version for p in self._callers]
         with torch.no_grad():
             parts = [p.reshape(-1) for p in self._weights]
             self._fingerprint = torch.cat(parts) if parts else None
@@ -292,15 +272,12 @@ class Stream:
     def _claim(self) -> None:
         with _streams_lock:
             for other in _streams:
-                if other.method is self.method or other._storages() & self._storages():
+                if other.method is self.method or _storages(other.method) & _storages(self.method):
                     raise StateError(
                         "another stream adapts this network; close it, or give this one a method of its own: "
                         "method.fork() shares the frozen weights"
                     )
             _streams.add(self)
-
-    def _storages(self) -> set[int]:
-        return {p.untyped_storage().data_ptr() for p in self.method.adapted.values()}
 
     def _let_go(self) -> None:
         self._closed = True
@@ -308,6 +285,10 @@ class Stream:
             self._folder.close()
         with _streams_lock:
             _streams.discard(self)
+
+
+def _storages(method: Method) -> set[int]:
+    return {p.untyped_storage().data_ptr() for p in method.adapted.values()}
 
 
 def _some(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

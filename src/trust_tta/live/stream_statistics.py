@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trust_tta.errors import StateError
+from trust_tta.live.snapshots import check_number
 from trust_tta.methods.base import Method
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, resized_chunks
-from trust_tta.schema import show
 
 Values: TypeAlias = NDArray[np.float64]
 
@@ -55,7 +55,7 @@ class Reading:
     skipped: int = 0
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """Plain values for an event."""
+        """The values that are known."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -64,40 +64,35 @@ class Window:
 
     def __init__(self, size: int) -> None:
         self.size, self.images = size, 0
-        self._entries: deque[tuple[int, Values]] = deque()
+        self.entries: deque[tuple[int, Values]] = deque()  # number of images and sum of every batch
         self._mean: Values | None = None
 
     def add(self, images: int, total: Tensor | Values) -> None:
         """Add the sum over `images` more, and drop the batches that are no longer needed."""
         total = np.asarray(total, dtype=np.float64)
-        if self._entries and self._entries[-1][1].shape != total.shape:
+        if self.entries and self.entries[-1][1].shape != total.shape:
             self.clear()  # of another network, or of images of another size
-        self._entries.append((images, total))
+        self.entries.append((images, total))
         self.images += images
-        while self.images - self._entries[0][0] >= self.size:
-            self.images -= self._entries.popleft()[0]
+        while self.images - self.entries[0][0] >= self.size:
+            self.images -= self.entries.popleft()[0]
         self._mean = None
-
-    @property
-    def entries(self) -> list[tuple[int, Values]]:
-        """Number of images and sum of every batch."""
-        return list(self._entries)
 
     @property
     def mean(self) -> Values:
         """The mean per image; there must have been one."""
-        if not self._entries:
+        if not self.entries:
             raise ValueError("the window is empty")
         if self._mean is None:  # computed anew: a running sum would differ in its last bits after a restart
-            self._mean = reduce(np.add, [entry for _, entry in self._entries]) / self.images  # few and short ones
+            self._mean = reduce(np.add, [entry for _, entry in self.entries]) / self.images  # few and short ones
         return self._mean
 
     def clear(self) -> None:
-        self._entries.clear()
+        self.entries.clear()
         self.images, self._mean = 0, None
 
     def state(self) -> list[list[Any]]:
-        return [[images, torch.from_numpy(total.copy())] for images, total in self._entries]
+        return [[images, torch.from_numpy(total.copy())] for images, total in self.entries]
 
     def load(self, state: list[list[Any]]) -> None:
         self.clear()
@@ -114,8 +109,7 @@ class Window:
             if not isinstance(entry, (list, tuple)) or len(entry) != 2:
                 raise StateError(f"the snapshot's window '{name}' has an entry that is not a count and a sum")
             images, total = entry
-            if type(images) is not int or not 1 <= images <= MAX_ROWS:
-                raise StateError(f"the snapshot's window '{name}' has a count of {show(images)}")
+            check_number(images, f"window '{name}'", int, low=1, high=MAX_ROWS)
             if not isinstance(total, Tensor) or total.dtype != torch.float64 or not bool(total.isfinite().all()):
                 raise StateError(f"the snapshot's window '{name}' has a sum that is not a finite float64 tensor")
             shapes.add(tuple(total.shape))
