@@ -30,7 +30,7 @@ from trust_tta.distributed.serving import (
 from trust_tta.errors import StateError, one_line
 from trust_tta.live.stream import REFERENCE_FILE
 from trust_tta.serve.app import Api, make_app
-from trust_tta.serve.dashboard import MAX_EVENTS, Dashboard
+from trust_tta.serve.dashboard import MAX_EVENTS
 from trust_tta.serve.engine import RequestPrediction
 from trust_tta.serve.event_log import Feedback
 from trust_tta.serve.metrics import Metrics, as_text, gauge, sum_metrics
@@ -57,7 +57,8 @@ class ReplicatedService:
 
     def __init__(self, config: ReplicaConfig, info: NetworkInfo) -> None:
         self.config, self.network, self.settings = config, info, config.settings
-        self.dashboard, self.metrics = MergedDashboard(self), MergedMetrics(self)
+        self.metrics = Metrics()
+        self._shown: dict[str, int] = {}  # number on the live page of each stream, in order of appearance
         self.router = StreamRouter(self._release)
         self.processes: dict[int, int] = {}
         self._handles: dict[int, Any] = {}
@@ -235,6 +236,34 @@ class ReplicatedService:
     def events(self, stream: str | None, limit: int) -> list[dict[str, Any]]:
         return merge_events(self.ask_all("events", stream, limit))[-limit:]
 
+    def news(self, since: float) -> dict[str, Any]:
+        """The news of all replicas; each stream as the replica that has it shows it."""
+        news, replica_of = self.ask_all("news", since), self.router.replica_of
+        streams, names = list[dict[str, Any]](), set[str]()
+        for replica, message in news.items():
+            own = {name for name in message["names"] if replica_of(name) in (None, replica)}
+            streams += [stream for stream in message["streams"] if stream["name"] in own]
+            names |= own
+        for stream in streams:
+            stream["number"] = self._shown.setdefault(stream["name"], len(self._shown) + 1)
+        events = merge_events({replica: message["events"] for replica, message in news.items()})
+        now = min((message["now"] for message in news.values()), default=time.time())
+        return {"now": now, "names": sorted(names), "streams": streams, "events": events[-MAX_EVENTS:]}
+
+    def metrics_text(self) -> bytes:
+        """The sums over all replicas and this process."""
+        texts = self.ask_all("metrics_text")
+        metrics = sum_metrics([self.metrics.text(), *texts.values()])
+        streams = metrics.pop("trust_tta_streams", None)
+        memory = sum(s.value for s in streams.samples if s.labels["place"] == "memory") if streams else 0
+        places = {"memory": memory, "disk": len(stream_names(self.config.streams)) - memory}
+        states = {"live": len(texts), "lost": len(self._handles) - len(texts)}
+        more = [
+            gauge("streams", "streams by where they are", "place", places),
+            gauge("replicas", "replicas by whether they answer", "state", states),
+        ]
+        return as_text([*metrics.values(), *more])
+
     def replicas(self) -> list[dict[str, Any]]:
         """Every replica: whether it is live, its process, and its streams."""
         names = stream_names(self.config.streams)
@@ -259,51 +288,6 @@ def merge_events(by_replica: Mapping[int, Sequence[dict[str, Any]]]) -> list[dic
     return sorted(events, key=lambda event: cast(float, event["time"]))
 
 
-class MergedDashboard(Dashboard):
-    """The dashboards of all replicas as one; each stream as the replica that has it shows it."""
-
-    def __init__(self, service: ReplicatedService) -> None:
-        super().__init__(service.network)
-        self._service = service
-        self._numbers: dict[str, int] = {}  # of streams, in order of appearance
-
-    def since(self, moment: float) -> dict[str, Any]:
-        news, replica_of = self._service.ask_all("dashboard.since", moment), self._service.router.replica_of
-        streams, names = list[dict[str, Any]](), set[str]()
-        for replica, message in news.items():
-            own = {name for name in message["names"] if replica_of(name) in (None, replica)}
-            streams += [stream for stream in message["streams"] if stream["name"] in own]
-            names |= own
-        for stream in streams:
-            stream["number"] = self._numbers.setdefault(stream["name"], len(self._numbers) + 1)
-        events = merge_events({replica: message["events"] for replica, message in news.items()})
-        now = min((message["now"] for message in news.values()), default=time.time())
-        return {"now": now, "names": sorted(names), "streams": streams, "events": events[-MAX_EVENTS:]}
-
-
-class MergedMetrics(Metrics):
-    """The sums over all replicas and the ingress itself."""
-
-    def __init__(self, service: ReplicatedService) -> None:
-        super().__init__()
-        self._service = service
-
-    def text(self) -> bytes:
-        texts = self._service.ask_all("metrics.text")
-        metrics = sum_metrics([super().text(), *texts.values()])
-        streams = metrics.pop("trust_tta_streams", None)
-        memory = sum(s.value for s in streams.samples if s.labels["place"] == "memory") if streams else 0
-        places = {"memory": memory, "disk": len(stream_names(self._service.config.streams)) - memory}
-        states = {"live": len(texts), "lost": len(self._service.replicas()) - len(texts)}
-        return as_text(
-            [
-                *metrics.values(),
-                gauge("streams", "streams by where they are", "place", places),
-                gauge("replicas", "replicas by whether they answer", "state", states),
-            ]
-        )
-
-
 class ReplicatedApi(Api):
     """The routes of the service, and those for its replicas."""
 
@@ -320,11 +304,8 @@ class ReplicatedApi(Api):
 
     async def grow(self, request: Request) -> Response:
         """Start more replicas; the streams that belong there move with their next request."""
-        content = await self._json_body(request)
-        count, present = (
-            content.get("replicas") if isinstance(content, dict) else None,
-            len(self._replicated.replicas()),
-        )
+        content, present = await self._json_body(request), len(self._replicated.replicas())
+        count = content.get("replicas") if isinstance(content, dict) else None
         if type(count) is not int or not present <= count <= MAX_REPLICAS:
             raise BadRequestError(
                 f'give {{"replicas": N}} with N from {present}, as many as there are, to {MAX_REPLICAS}'

@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +81,11 @@ class ServiceReplica:
             raise RuntimeError("the engine does not run")
 
     async def ask(self, what: str, *given: Any) -> tuple[str, Any]:
-        """Call `predict` or `poll`, or a method of the service by its dotted name.
+        """Call `predict` or `poll`, or a method of the service.
 
         ("done", the result), or ("refused", (status, message, seconds to wait)).
         """
-        call = attrgetter(what)(self if what in ("predict", "poll") else self.service)
+        call = getattr(self if what in ("predict", "poll") else self.service, what)
         try:
             found = await asyncio.to_thread(call, *given)
             return "done", await asyncio.wrap_future(found) if isinstance(found, Future) else found

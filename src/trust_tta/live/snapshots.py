@@ -12,7 +12,7 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,7 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StateError(f"snapshots cannot be kept in {self.path} ({error.strerror}); give a folder") from error
-        self._lock = hold(self.path / "lock")
-        self._release = weakref.finalize(self, os.close, self._lock) if self._lock is not None else None
+        self._release = hold(self.path / "lock", self)
         for file in self.path.iterdir():  # what a killed process was writing
             if _TEMPORARY.fullmatch(file.name):
                 file.unlink(missing_ok=True)
@@ -116,8 +115,7 @@ class Folder:
 
     def close(self) -> None:
         """Release the folder to other processes."""
-        if self._release is not None:
-            self._release()
+        self._release()
 
     def file(self, number: int) -> Path:
         return self.path / f"snapshot-{number:012d}.safetensors"
@@ -223,10 +221,10 @@ def check_keys(state: Any, names: Collection[str], what: str) -> None:
         raise StateError(f"the snapshot's {what} is {show(state)}; a dict of {', '.join(names)} is wanted")
 
 
-def hold(path: Path) -> int | None:
-    """Lock a file for as long as this process lives; the system releases it even after kill -9."""
+def hold(path: Path, owner: object) -> Callable[[], object]:
+    """Lock a file for as long as `owner` exists, or until the returned function is called; even kill -9 releases it."""
     if os.name != "posix":
-        return None
+        return lambda: None
     import fcntl
 
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -237,4 +235,4 @@ def hold(path: Path) -> int | None:
         raise StateError(
             f"{path.parent} belongs to a stream or a service that is running; close it, or give another folder"
         ) from error
-    return handle
+    return weakref.finalize(owner, os.close, handle)

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -66,6 +65,8 @@ class Api:
         names = "|".join(map(re.escape, ["localhost", socket.gethostname(), *allowed_hosts]))
         self._hosts = re.compile(f"({names}|{ADDRESS})(:[0-9]+)?", re.IGNORECASE)
         self.decoder = Decoder(service.network.preprocessing, service.settings)
+        template = read_asset("page.html", room="serve")
+        self._page = Environment(autoescape=True, undefined=StrictUndefined).from_string(template)
         self._bytes = 0  # of requests in progress
 
     def start(self) -> None:
@@ -78,7 +79,7 @@ class Api:
             routes += [
                 self._route(f"{model}/infer", self.v2_infer, "POST"),
                 self._route(model, self.v2_model),
-                self._route(f"{model}/ready", self.v2_model_ready),
+                self._route(f"{model}/ready", self.v2_ready),
             ]
         return [
             *routes,
@@ -110,17 +111,13 @@ class Api:
         return JSONResponse({"live": True})
 
     async def v2_ready(self, request: Request) -> Response:
+        about = {"name": self._model(request).name} if "model" in request.path_params else {}
         ready = self.service.ready
-        return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
+        return JSONResponse(about | {"ready": ready}, status_code=200 if ready else 503)
 
     async def v2_model(self, request: Request) -> Response:
         network = self._model(request)
-        size = network.preprocessing.size
-        return JSONResponse(protocol.model_metadata(network.name, size=size, output=network.outputs))
-
-    async def v2_model_ready(self, request: Request) -> Response:
-        ready = self.service.ready
-        return JSONResponse({"name": self._model(request).name, "ready": ready}, status_code=200 if ready else 503)
+        return JSONResponse(protocol.model_metadata(network.name, network.preprocessing.size, network.outputs))
 
     async def v2_infer(self, request: Request) -> Response:
         network = self._model(request)
@@ -133,9 +130,9 @@ class Api:
         prediction = await self._wait(self.service.predict(images, stream=stream, adapt=asked.adapt))
         about = {"stream": stream, "adapted": prediction.adapted, "prediction": prediction.id}
         content, length = protocol.write_response(asked, prediction, model=network.name, parameters=about)
-        if length is None:
-            return Response(content, media_type="application/json")
-        return Response(content, media_type="application/octet-stream", headers={protocol.LENGTH_HEADER: str(length)})
+        headers = {} if length is None else {protocol.LENGTH_HEADER: str(length)}
+        kind = "application/json" if length is None else "application/octet-stream"
+        return Response(content, media_type=kind, headers=headers)
 
     def _model(self, request: Request) -> NetworkInfo:
         network = self.service.network
@@ -230,11 +227,11 @@ class Api:
     # The live page and Prometheus
 
     async def metrics(self, request: Request) -> Response:
-        return Response(await asyncio.to_thread(self.service.metrics.text), headers={"content-type": CONTENT_TYPE})
+        return Response(await asyncio.to_thread(self.service.metrics_text), headers={"content-type": CONTENT_TYPE})
 
     async def page(self, request: Request) -> Response:
         network = self.service.network
-        html = _template().render(
+        html = self._page.render(
             model=network.name,
             method=network.method_name,
             version=__version__,
@@ -256,7 +253,7 @@ class Api:
             since = float(request.query_params.get("since", "0"))
         except ValueError:
             raise BadRequestError("since is not a number; give seconds since 1970") from None
-        news = await asyncio.to_thread(self.service.dashboard.since, since)
+        news = await asyncio.to_thread(self.service.news, since)
         return JSONResponse(news, headers={"cache-control": "no-store"})
 
     # How a request is handled
@@ -416,8 +413,3 @@ async def _read_form(request: Request, body: bytes | bytearray) -> tuple[bytes, 
         reason = " ".join(str(getattr(error, "detail", error)).split())[:200]
         raise BadRequestError(f"the form cannot be read: {reason}") from None
     raise BadRequestError("the form has no file 'image'; send it as curl -F image=@photo.jpg does")
-
-
-@cache
-def _template() -> Any:
-    return Environment(autoescape=True, undefined=StrictUndefined).from_string(read_asset("page.html", room="serve"))

@@ -61,11 +61,6 @@ class ServedNetwork(NetworkInfo):
         """Everything but the weights, for a process that does not load them."""
         return NetworkInfo(**{field.name: getattr(self, field.name) for field in fields(NetworkInfo)})
 
-    def identity(self) -> dict[str, Any]:
-        """The values that a folder of streams must agree with to be continued."""
-        options = self.method.options.model_dump(mode="json")
-        return {"checkpoint": self.checkpoint.sha256, "method": self.method.name, "options": options}
-
 
 @dataclass(frozen=True)
 class NetworkSource:

@@ -79,15 +79,14 @@ class InferRequest:
     adapt: bool
 
 
-def model_metadata(name: str, *, size: int, output: tuple[int, ...]) -> dict[str, Any]:
+def model_metadata(name: str, size: int, output: tuple[int, ...]) -> dict[str, Any]:
     """The answer to `GET /v2/models/NAME`. `output`: the shape of the logits without the batch."""
-    shape = [-1, *output]
     return {
         "name": name,
         "versions": [VERSION],
         "platform": "pytorch_trust_tta",
         "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, 3, size, size]}],
-        "outputs": [{"name": output_name, "datatype": "FP32", "shape": shape} for output_name in OUTPUTS],
+        "outputs": [{"name": output_name, "datatype": "FP32", "shape": [-1, *output]} for output_name in OUTPUTS],
     }
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sqlite3
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
@@ -28,7 +26,6 @@ from trust_tta.live.calibration import calibrate
 from trust_tta.live.guard import Event, Guard
 from trust_tta.live.snapshots import Folder, hold, read_state, write_state
 from trust_tta.live.stream import REFERENCE_FILE, Stream
-from trust_tta.methods.base import Method
 from trust_tta.methods.state import network_state
 from trust_tta.models.weights import encode_weights
 from trust_tta.preprocessing import network_input
@@ -76,17 +73,16 @@ class Service:
     ) -> None:
         self.network, self.folder = network, folder
         self.settings = settings or Settings()
-        self.guard = guard or Guard()
         folder.mkdir(parents=True, exist_ok=True)
-        self._unlock = weakref.finalize(self, _close, hold(folder / "lock"))
-        _check_identity(folder / "service.json", network.identity())
+        self._unlock = hold(folder / "lock", self)
+        _check_identity(folder / "service.json", network)
         self.event_log = EventLog(folder / EVENT_LOG_FILE)
         self.metrics = Metrics(self._gauges)
         self.dashboard = Dashboard(network, count_labels=self._count_labels)
         self.streams = StreamCache(
             network.method,
             streams or folder / "streams",
-            guard=self.guard,
+            guard=guard or Guard(),
             max_loaded=self.settings.max_loaded,
             max_streams=self.settings.max_streams,
             on_event=self._on_event,
@@ -213,7 +209,9 @@ class Service:
     @between_batches
     def read_checkpoint(self, name: str) -> bytes:
         """The whole adapted network: a safetensors file that `create_model` takes."""
-        return adapted_checkpoint(self.network, self._open(name).method)
+        method, checkpoint = self._open(name).method, self.network.checkpoint
+        about = {"adapted_by": method.name, "adapted_from": checkpoint.sha256}
+        return encode_weights(network_state(method), {**checkpoint.info.to_metadata(), **about})
 
     def _check_known(self, name: str) -> None:
         if name not in self.streams:
@@ -238,6 +236,14 @@ class Service:
         return event
 
     # What is known of streams
+
+    def metrics_text(self) -> bytes:
+        """All metrics in the format that Prometheus reads."""
+        return self.metrics.text()
+
+    def news(self, since: float) -> dict[str, Any]:
+        """What the live page shows that is newer than a time in seconds since 1970."""
+        return self.dashboard.since(since)
 
     def list_streams(self) -> list[dict[str, Any]]:
         """The summaries of all streams."""
@@ -303,25 +309,16 @@ class Service:
         yield from stream_gauges({name: summaries[name]["reading"] for name in loaded if name in summaries})
 
 
-def adapted_checkpoint(network: ServedNetwork, method: Method) -> bytes:
-    """The network with a method's weights and statistics, and its metadata, as safetensors."""
-    about = {"adapted_by": method.name, "adapted_from": network.checkpoint.sha256}
-    return encode_weights(network_state(method), {**network.checkpoint.info.to_metadata(), **about})
-
-
-def _close(lock: int | None) -> None:
-    if lock is not None:
-        os.close(lock)
-
-
-def _check_identity(path: Path, identity: dict[str, Any]) -> None:
+def _check_identity(path: Path, network: ServedNetwork) -> None:
     """Refuse streams of another network or method: their states would not fit, or would fit and be wrong."""
+    options = network.method.options.model_dump(mode="json")
+    identity = {"checkpoint": network.checkpoint.sha256, "method": network.method.name, "options": options}
     if not path.exists():
         write_whole(path, json.dumps(identity, indent=1) + "\n")
         return
     stored = read_json(path, error=StateError)
-    for key in ("checkpoint", "method", "options"):
-        if not isinstance(stored, dict) or stored.get(key) != identity[key]:
+    for key, value in identity.items():
+        if not isinstance(stored, dict) or stored.get(key) != value:
             raise ConfigError(
                 f"'{path.parent}' holds streams of another {key} ({path.name} says which); give another folder, or the "
                 f"same {key}"
