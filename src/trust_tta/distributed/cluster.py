@@ -82,15 +82,11 @@ def _check_address(address: str) -> None:
         return
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdigit() and 0 < int(port) < 65536) or "/" in address:
-        raise ConfigError(
-            f"--address {address}: give auto, or HOST:PORT of the head node, as `ray start --head` shows it"
-        )
+        raise ConfigError(f"--address {address}: give auto or HOST:PORT of the head node, as `ray start` shows it")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            f"--address {address}: nothing answers there ({error}); give HOST:PORT of a head node that runs"
-        ) from error
+        raise ConfigError(f"--address {address}: no head node answers there ({error}); check HOST:PORT") from error
 
 
 def _try_joining(address: str) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from torch import Tensor
 
@@ -299,22 +298,22 @@ class ReplicatedApi(Api):
         replicas = [self._route("/replicas", self.replicas), self._route("/replicas", self.grow, "POST", private=True)]
         return [*replicas, *super().routes()]
 
-    async def replicas(self, request: Request) -> Response:
-        return JSONResponse({"replicas": await asyncio.to_thread(self._replicated.replicas)})
+    async def replicas(self, request: Request) -> dict[str, Any]:
+        return {"replicas": await asyncio.to_thread(self._replicated.replicas)}
 
-    async def grow(self, request: Request) -> Response:
+    async def grow(self, request: Request) -> dict[str, Any]:
         """Start more replicas; the streams that belong there move with their next request."""
-        content, present = await self._json_body(request), len(self._replicated.replicas())
+        content, present = await self._json(request), len(self._replicated.replicas())
         count = content.get("replicas") if isinstance(content, dict) else None
         if type(count) is not int or not present <= count <= MAX_REPLICAS:
             raise BadRequestError(
-                f'give {{"replicas": N}} with N from {present}, as many as there are, to {MAX_REPLICAS}'
+                f'give {{"replicas": N}} with N from {present}, the present number, to {MAX_REPLICAS}'
             )
         numbers = range(present, count)
         await asyncio.to_thread(start_replicas, self._replicated.config, numbers, wait=False)
         for number in numbers:
             self._replicated.follow(number)
-        return JSONResponse({"replicas": count})
+        return {"replicas": count}
 
     @property
     def _replicated(self) -> ReplicatedService:
@@ -332,10 +331,7 @@ def start_ingress(config: ReplicaConfig, info: NetworkInfo) -> None:
         return make_app(ReplicatedApi(service, token=config.token, allowed_hosts=config.allowed_hosts))
 
     ingress = serve.deployment(serve.ingress(build)()).options(
-        name="ingress",
-        num_replicas=1,
-        max_ongoing_requests=2 * MAX_REQUESTS,
-        ray_actor_options={"num_cpus": 0},
+        name="ingress", num_replicas=1, max_ongoing_requests=2 * MAX_REQUESTS, ray_actor_options={"num_cpus": 0}
     )
     serve.run(ingress.bind(), name=NAME, route_prefix="/")
 

@@ -47,12 +47,10 @@ def save_pretrained(
     the weights.
     """
     method = thing if isinstance(thing, Method) else None
-    if (method is None) != (adapted_to is None):
-        raise ConfigError(
-            "adapted_to is missing: describe for the card what the method was adapted to"
-            if method is not None
-            else "adapted_to goes with a method; omit it for a network as it was trained"
-        )
+    if method is not None and adapted_to is None:
+        raise ConfigError("adapted_to is missing: describe for the card what the method was adapted to")
+    if method is None and adapted_to is not None:
+        raise ConfigError("adapted_to goes with a method; omit it for a network as it was trained")
     network = _ours(thing if method is None else method.shared.network)
     state = network_state(method) if method is not None else network.state_dict()
     about = describe(network).to_metadata() | ({"license": license} if license else {})
@@ -124,10 +122,7 @@ def push_to_hub(
 
 def _ours(network: nn.Module) -> ScanNetwork | UPerNet:
     if not isinstance(network, ScanNetwork | UPerNet):
-        raise ConfigError(
-            f"the network is a {type(network).__name__}; networks of this package are saved here, others by the "
-            "library that made them"
-        )
+        raise ConfigError(f"the network is a {type(network).__name__}; save it with the library that made it")
     return network
 
 
@@ -154,9 +149,7 @@ def _plain(name: str, value: Any) -> Any:
         return str(value)
     if isinstance(value, list | tuple):
         return [_plain(name, inner) for inner in value]
-    raise ConfigError(
-        f"the option {name} is a {type(value).__name__}, which a file cannot keep; save the network alone"
-    )
+    raise ConfigError(f"the option {name} is a {type(value).__name__}, which no file keeps; save the network alone")
 
 
 def _card(network: ScanNetwork | UPerNet, about: Mapping[str, str], method: Method | None) -> str:

@@ -123,9 +123,7 @@ def _traced_sides(network: nn.Module) -> tuple[int, int]:
 def require_any_size(network: nn.Module) -> None:
     """Refuse networks that have parameters for each position of a map of fixed size."""
     if isinstance(network, Vim | LocalVMamba | VSSD):
-        raise ConfigError(
-            f"a {type(network).__name__} is exported for images of one size alone; omit size, or give one"
-        )
+        raise ConfigError(f"a {type(network).__name__} is exported for images of one size; omit size, or give one")
 
 
 @contextmanager

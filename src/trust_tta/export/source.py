@@ -73,14 +73,10 @@ def load_source(
     state = None if origin is None else _read_state(Path(origin))
     if state is None:
         if checkpoint is not None:
-            raise ConfigError(
-                f"'{origin}' is a checkpoint itself, and the checkpoint '{checkpoint}' is given; omit one"
-            )
+            raise ConfigError(f"'{origin}' is a checkpoint itself, and '{checkpoint}' is given, too; omit one")
         return _of_checkpoint(Checkpoint.open(origin, **stated))
     if checkpoint is None:
-        raise ConfigError(
-            f"'{origin}' holds an adapted state, not the whole network; give the checkpoint it was adapted from"
-        )
+        raise ConfigError(f"'{origin}' holds an adapted state, not a network; give the checkpoint it was adapted from")
     return _of_state(_of_checkpoint(Checkpoint.open(checkpoint, **stated)), *state)
 
 
@@ -120,9 +116,7 @@ def _read_state(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]] | Non
         finally:
             folder.close()
         if snapshot is None:
-            raise StateError(
-                f"there is no snapshot in '{path}' that can be read: {'; '.join(problems) or 'it is empty'}"
-            )
+            raise StateError(f"no snapshot in '{path}' can be read: {'; '.join(problems) or 'there is none'}")
         return snapshot.state["method"], snapshot.state.get("books", {})
     if path.suffix == ".safetensors" and _is_snapshot(path):
         state, _ = read_state(path)
@@ -162,9 +156,7 @@ def _of_state(source: ExportSource, state: Mapping[str, Any], books: Mapping[str
             moved += _load(buffers, used[theirs], "statistics")
     moved += _correct_bias(source.network, state.get("extra") or {})
     if not moved and state["method"] != "source":
-        raise StateError(
-            f"this state of '{state['method']}' changes no weights or statistics; export the network itself"
-        )
+        raise StateError(f"the state of '{state['method']}' changes no weights or statistics; export the network")
     counted = {**state.get("counters", {}), **{key: books[key] for key in ("images", "batches") if key in books}}
     about = {
         **{key: value for key, value in source.about.items() if key != "sha256"},

@@ -67,9 +67,7 @@ class StreamCounters:
         kinds = {field.name: type(field.default) for field in fields(cls)}
         for name, value in current.items():
             if name not in kinds:
-                raise StateError(
-                    f"the snapshot has a counter {show(name)}, which is unknown; is it of a later version?"
-                )
+                raise StateError(f"the snapshot has an unknown counter {show(name)}; is it of a later version?")
             check_number(value, name, kinds[name])
         counters = cls(**current)
         check_number(counters.update_interval, "update_interval", int, low=1, high=MAX_UPDATE_INTERVAL)

@@ -60,9 +60,7 @@ class HarmTest:
         check_keys(state, ("steps", "e_value", "peak", "wealth"), "test")
         wealth = state["wealth"]
         if not isinstance(wealth, list) or len(wealth) != len(STAKES):
-            raise StateError(
-                f"the snapshot's test has wealth {show(wealth)}; a list of {len(STAKES)} numbers is wanted"
-            )
+            raise StateError(f"the snapshot's test.wealth is {show(wealth)}, not a list of {len(STAKES)} numbers")
         check_number(state["steps"], "test.steps", int)
         check_number(state["peak"], "test.peak", float, low=1, high=2 * MAX_WEALTH)
         check_number(state["e_value"], "test.e_value", float, high=2 * MAX_WEALTH)

@@ -131,9 +131,7 @@ def write_state(path: Path, state: Mapping[str, Any], *, about: Mapping[str, Any
     try:
         write_whole(path, save(tensors, metadata))
     except OSError as error:
-        raise StateError(
-            f"the snapshot {path} cannot be written ({error.strerror}); free or repair the disk"
-        ) from error
+        raise StateError(f"the snapshot {path} cannot be written ({error.strerror}); free the disk") from error
 
 
 def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -210,15 +208,13 @@ def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
 def check_number(value: Any, name: str, kind: type, *, low: float = 0, high: float = MAX_COUNT) -> None:
     """Refuse a snapshot's value that is not of exactly this type, not finite, or out of range."""
     if type(value) is not kind or not low <= value <= high:  # NaN compares as false
-        raise StateError(
-            f"the snapshot's {name} is {show(value)}; a {kind.__name__} from {low:g} to {high:g} is wanted"
-        )
+        raise StateError(f"the snapshot's {name} is {show(value)}, not a {kind.__name__} from {low:g} to {high:g}")
 
 
 def check_keys(state: Any, names: Collection[str], what: str) -> None:
     """Refuse a part of a snapshot that is not a dict with exactly these keys."""
     if not isinstance(state, Mapping) or set(state) != set(names):
-        raise StateError(f"the snapshot's {what} is {show(state)}; a dict of {', '.join(names)} is wanted")
+        raise StateError(f"the snapshot's {what} is {show(state)}, not a dict of {', '.join(names)}")
 
 
 def hold(path: Path, owner: object) -> Callable[[], object]:

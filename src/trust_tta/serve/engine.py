@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -85,7 +85,7 @@ class Engine:
         self._on_batch = on_batch
         self._requests: deque[PredictRequest] = deque()  # the oldest comes first
         self._images = Counter[str]()  # of these requests, by stream
-        self._tasks: deque[Callable[[], None]] = deque()
+        self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()  # guards the fields above
         self._seconds_per_image = 0.01
         self._draining = False
@@ -121,7 +121,7 @@ class Engine:
         future: Future[T] = Future()
         with self._changed:
             self._check_open()
-            self._tasks.append(partial(_run_task, function, future))
+            self._tasks.append((function, future))
             self._changed.notify()
         return future
 
@@ -143,10 +143,19 @@ class Engine:
         return RequestError(status, f"{reason}, and no more are accepted for now", retry_after=retry_after)
 
     def _run(self) -> None:
+        """Run tasks and batches until everything is drained."""
         while (work := self._next()) is not None:
-            work()
+            if isinstance(work, list):
+                self._run_batch([request for request in work if request.future.set_running_or_notify_cancel()])
+                continue
+            function, future = work
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except Exception as error:
+                    future.set_exception(error)
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> tuple[Callable[[], Any], Future[Any]] | list[PredictRequest] | None:
         """Wait for a task or a batch; None once everything is drained."""
         with self._changed:
             while not self._tasks:
@@ -158,7 +167,7 @@ class Engine:
                     for request in batch:
                         self._requests.remove(request)
                         self._images -= Counter({request.stream: len(request.images)})
-                    return partial(self._run_batch, [r for r in batch if r.future.set_running_or_notify_cancel()])
+                    return batch
                 self._changed.wait(left)
             return self._tasks.popleft()
 
@@ -194,20 +203,13 @@ class Engine:
         parts = [r.images if r.images.is_floating_point() else self.normalize(r.images) for r in requests]
         images = torch.cat(parts)
         result = stream(images, adapt=adapt)
-        output, predictions, ids = result.logits.detach().float().cpu(), list[RequestPrediction](), list[str]()
-        for part in output.split([len(part) for part in parts]):
-            prediction = RequestPrediction(secrets.token_hex(8), part, result.adapted, stream.method.probabilities)
-            predictions.append(prediction)
-            ids += [f"{prediction.id}-{row}" for row in range(len(part))]
+        output = result.logits.detach().float().cpu()
+        predictions = [
+            RequestPrediction(secrets.token_hex(8), part, result.adapted, stream.method.probabilities)
+            for part in output.split([len(part) for part in parts])
+        ]
+        ids = [f"{prediction.id}-{row}" for prediction in predictions for row in range(len(prediction.output))]
         seconds = time.perf_counter() - start
         self._on_batch(BatchResult(stream, name, images, ids, output, result, seconds))
         self._seconds_per_image = 0.9 * self._seconds_per_image + 0.1 * seconds / len(images)
         return predictions
-
-
-def _run_task(function: Callable[[], Any], future: Future[Any]) -> None:
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(function())
-        except Exception as error:
-            future.set_exception(error)

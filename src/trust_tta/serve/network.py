@@ -45,9 +45,7 @@ class NetworkInfo:
         if type(given) is int and 0 <= given < count:
             return given
         names = f", or a name such as '{self.classes[0]}'" if self.classes else ""
-        raise BadRequestError(
-            f"the label {json.dumps(given)[:60]} is not a class; give a number from 0 to {count - 1}{names}"
-        )
+        raise BadRequestError(f"the label {json.dumps(given)[:60]} is not a class; give 0 to {count - 1}{names}")
 
 
 @dataclass(frozen=True, eq=False)

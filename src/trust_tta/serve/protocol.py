@@ -181,9 +181,7 @@ def _from_json(data: list[Any] | None, kind: str, shape: list[int]) -> NDArray[A
             raise TypeError
         numbers = np.array(data, dtype=np.float64).reshape(shape)
     except (TypeError, OverflowError):  # an integer may be beyond float64
-        raise BadRequestError(
-            f"the data of '{INPUT}' must be {math.prod(shape)} numbers, nested as {shape} or flat"
-        ) from None
+        raise BadRequestError(f"'{INPUT}' must be {math.prod(shape)} numbers, nested as {shape} or flat") from None
     if kind == "UINT8" and not np.isin(numbers, np.arange(256)).all():
         raise BadRequestError(f"the data of '{INPUT}' must be integers from 0 to 255, as UINT8 requires")
     with np.errstate(over="ignore"):  # values that are too large become infinite, and are refused as such

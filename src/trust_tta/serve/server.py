@@ -26,7 +26,6 @@ from trust_tta.serve.settings import Settings
 SHUTDOWN_SECONDS = 30
 DECODE_SECONDS = 2.0  # of these, for requests that are being decoded
 MAX_HEADER = 1 << 16  # bytes; also of the trailers after a chunked body
-_encode = json.JSONEncoder(default=str).encode
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "color_message", "taskName"}
 
 
@@ -46,7 +45,7 @@ class JsonLines(logging.Formatter):
             line["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
             frames = traceback.extract_tb(error.__traceback__)[-3:]
             line["where"] = [f"{frame.filename}:{frame.lineno}" for frame in frames]
-        return _encode(line)
+        return json.dumps(line, default=str)
 
 
 def log_as_json() -> None:
@@ -133,10 +132,10 @@ class Connection(H11Protocol):
 
     def _update_deadline(self) -> None:
         """Set a deadline while no request is being answered; more bytes do not extend it."""
-        idle = self.cycle is None or self.cycle.response_complete
-        if self._deadline is None and idle and not self.transport.is_closing():
+        waiting = (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
+        if self._deadline is None and waiting:
             self._deadline = self.loop.call_later(self.settings.read_seconds, self.transport.close)
-        elif self._deadline is not None and (not idle or self.transport.is_closing()):
+        elif self._deadline is not None and not waiting:
             self._deadline.cancel()
             self._deadline = None
 

@@ -167,9 +167,8 @@ class Service:
             self.event_log.remove_stream(name)
         except sqlite3.Error as error:
             log.error("labels cannot be removed", extra={"stream": name, "reason": str(error)})
-            raise RequestError(
-                503, f"the labels of the stream '{name}' cannot be removed", retry_after=DISK_RETRY_SECONDS
-            ) from None
+            reason = f"the labels of the stream '{name}' cannot be removed"
+            raise RequestError(503, reason, retry_after=DISK_RETRY_SECONDS) from None
         self.dashboard.remove(name)
 
     @between_batches
@@ -227,12 +226,8 @@ class Service:
         self._unrecorded.discard(name)
         event = change()
         if not stream.saved or name in self._unrecorded:
-            raise RequestError(
-                503,
-                f"the stream '{name}' was changed in memory but cannot be written, so a restart would undo it; "
-                "free or repair the disk, and try again",
-                retry_after=DISK_RETRY_SECONDS,
-            )
+            reason = f"the stream '{name}' was changed in memory but cannot be written, so a restart would undo it"
+            raise RequestError(503, f"{reason}; free or repair the disk", retry_after=DISK_RETRY_SECONDS)
         return event
 
     # What is known of streams
@@ -273,11 +268,10 @@ class Service:
     def _on_batch(self, batch: BatchResult) -> None:
         if batch.output.ndim == 2:  # not segmentation
             compared = torch.full((len(batch.ids), 2), -1) if batch.result.compared is None else batch.result.compared
+            found = zip(batch.ids, batch.output.argmax(1).tolist(), compared.tolist(), strict=True)
             rows = [
                 StoredPrediction(name, best, (batch.result.batch, adapted, source) if source >= 0 else None)
-                for name, best, (adapted, source) in zip(
-                    batch.ids, batch.output.argmax(1).tolist(), compared.tolist(), strict=True
-                )
+                for name, best, (adapted, source) in found
             ]
             try:
                 self.event_log.add_predictions(batch.name, rows)
@@ -319,7 +313,4 @@ def _check_identity(path: Path, network: ServedNetwork) -> None:
     stored = read_json(path, error=StateError)
     for key, value in identity.items():
         if not isinstance(stored, dict) or stored.get(key) != value:
-            raise ConfigError(
-                f"'{path.parent}' holds streams of another {key} ({path.name} says which); give another folder, or the "
-                f"same {key}"
-            )
+            raise ConfigError(f"'{path.parent}' holds streams of another {key} (see {path.name}); give another folder")
