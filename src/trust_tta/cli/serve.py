@@ -109,8 +109,7 @@ def _serve_on_cluster(
 ) -> None:
     """Run replicas over the service's folder, which stays locked, until SIGTERM or SIGINT."""
     from trust_tta.distributed.cluster import connected
-    from trust_tta.distributed.ingress import serve_until_signal
-    from trust_tta.distributed.serving import ReplicaConfig, resources_per_replica
+    from trust_tta.distributed.serving import ReplicaConfig, resources_per_replica, serve_until_signal
 
     replicas, network = arguments.replicas or 2, service.network
     with connected(arguments.address) as ray:
