@@ -65,7 +65,7 @@ def run(arguments: Namespace) -> None:
     token = _read_token(arguments)
     from trust_tta.serve.app import Api
     from trust_tta.serve.demo import NOTE, start_replay
-    from trust_tta.serve.server import address_of, bind, log_as_json, make_server, run_server
+    from trust_tta.serve.server import Server, address_of, bind, log_as_json, run_server
 
     listener = bind(arguments.host, arguments.port)
     with tempfile.TemporaryDirectory(prefix="trust-tta-") if folder is None else nullcontext(folder) as place:
@@ -94,7 +94,7 @@ def run(arguments: Namespace) -> None:
         log_as_json()
         note = NOTE if arguments.demo else ""
         api = Api(service, token=used, note=note, allowed_hosts=arguments.allowed_host)
-        run_server(make_server(api, on_ready=ready), listener)
+        run_server(Server(api, on_ready=ready), listener)
 
 
 def _serve_on_cluster(

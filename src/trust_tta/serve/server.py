@@ -87,29 +87,6 @@ def address_of(listener: socket.socket) -> str:
     return f"http://{shown}:{port}"
 
 
-def make_server(api: Api, *, on_ready: Callable[[], None] = lambda: None) -> Server:
-    """The server of an API; `run(sockets=[...])` serves until `stop`."""
-
-    class Limited(Connection):
-        settings = api.settings
-
-    config = uvicorn.Config(
-        make_app(api),
-        http=Limited,
-        h11_max_incomplete_event_size=MAX_HEADER,
-        ws="none",
-        loop="asyncio",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
-    return Server(config, api, on_ready)
-
-
 class Connection(H11Protocol):
     """uvicorn's HTTP/1.1 connection, closed when a client takes too long to send a request, or there are too many."""
 
@@ -150,9 +127,26 @@ def run_server(server: Server, listener: socket.socket) -> None:
 
 
 class Server(uvicorn.Server):
-    """Reports when it is ready; when it is to stop, it ends slow decoding."""
+    """The server of an API: reports when it is ready; when it is to stop, it ends slow decoding."""
 
-    def __init__(self, config: uvicorn.Config, api: Api, on_ready: Callable[[], None]) -> None:
+    def __init__(self, api: Api, *, on_ready: Callable[[], None] = lambda: None) -> None:
+        class Limited(Connection):
+            settings = api.settings
+
+        config = uvicorn.Config(
+            make_app(api),
+            http=Limited,
+            h11_max_incomplete_event_size=MAX_HEADER,
+            ws="none",
+            loop="asyncio",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
         super().__init__(config)
         self._decoder, self._on_ready = api.decoder, on_ready
 
