@@ -396,11 +396,15 @@ class Session:
 
     # Snapshots
 
-    def start(self, snapshot: int, problems: list[str]) -> None:
-        """Begin from a snapshot that was loaded or, if its number is 0, from the method as it is."""
-        if problems or snapshot:
+    def resume(self) -> None:
+        """Continue from the newest snapshot that can be read; without any, store the method as it is."""
+        snapshot, problems = self.store.newest()
+        if snapshot is not None:
+            self.load(snapshot.state)
             reason = "a damaged snapshot was skipped" if problems else "continued from a snapshot"
-            self._event("start", "none", reason, {"snapshot": snapshot, "problems": problems})
+            self._event("start", "none", reason, {"snapshot": snapshot.number, "problems": problems})
+        elif problems:
+            raise StateError(f"no snapshot of the folder can be read, the newest because: {problems[0]}")
         else:
             self.save(good=True)
 
@@ -466,33 +470,28 @@ class Session:
         monitor = self.monitor.state() if self.monitor else None
         return {"books": vars(self.counters).copy(), "lasting": dict(self._alarms), "watch": monitor}
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a snapshot that `state` cannot have returned; nothing is changed."""
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a snapshot's state, which holds the method's, too; refused whole if it does not fit."""
         missing = [name for name in ("method", "books", "lasting", "watch") if name not in state]
         if missing:
             raise StateError(f"the snapshot has no '{missing[0]}': it is not of a stream, or of another version")
-        StreamCounters.from_state(state["books"])
-        alarms = state["lasting"]
+        counters, alarms, watch = StreamCounters.from_state(state["books"]), state["lasting"], state["watch"]
         if not isinstance(alarms, Mapping) or any(
             kind not in LASTING_ALARMS + OLD_ALARMS or action not in get_args(Action) for kind, action in alarms.items()
         ):
             raise StateError(f"the snapshot's alarms are {show(alarms)}; a dict of alarms and actions is wanted")
-        if self.monitor is not None and state["watch"] is not None:
-            self.monitor.check_state(state["watch"])
+        if self.monitor is not None and watch is not None:
+            self.monitor.check_state(watch)
+        self.method.load_state_dict(state["method"])
+        self.counters = counters
+        self._alarms = {kind: action for kind, action in alarms.items() if kind in LASTING_ALARMS}
+        if self.monitor is not None and watch is not None:
+            self.monitor.load(watch)
 
     def take(self, state: Mapping[str, Any]) -> str:
-        """Continue from a snapshot of another stream, or an earlier one; refused whole if it does not fit."""
-        self.check_state(state)
-        self.method.load_state_dict(state["method"])
+        """Continue from a snapshot of another stream, or an earlier one."""
         own = self.counters
         self.load(state)
         self.counters.last_snapshot, self.counters.events = own.last_snapshot, own.events
         self.counters.candidate_snapshot = 0
         return "load"
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
-        self.counters = StreamCounters.from_state(state["books"])
-        self._alarms = {kind: action for kind, action in state["lasting"].items() if kind in LASTING_ALARMS}
-        if self.monitor is not None and state["watch"] is not None:
-            self.monitor.load(state["watch"])

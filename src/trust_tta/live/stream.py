@@ -70,7 +70,8 @@ class Stream:
             )
             if reference is not None:
                 self._store_reference(reference)
-            self._resume_from_folder()
+            self._session.resume()
+            self._take_fingerprint()
         except BaseException:
             self._let_go()
             raise
@@ -95,10 +96,8 @@ class Stream:
         """
         found = torch.as_tensor(labels).cpu()
         if found.shape != (len(result.logits),) or found.is_floating_point():
-            raise ConfigError(
-                f"the labels are {found.dtype} {tuple(found.shape)}; give one class number for each of the "
-                f"{len(result.logits)} images, -1 where it is unknown"
-            )
+            wanted = f"one class number for each of the {len(result.logits)} images, -1 where it is unknown"
+            raise ConfigError(f"the labels are {found.dtype} {tuple(found.shape)}; give {wanted}")
         if result.compared is None:
             return ()
         known = (found >= 0) & (result.compared[:, 1] >= 0)
@@ -192,10 +191,9 @@ class Stream:
                 reference=self.reference,
                 on_event=self._on_event,
             )
-            last = twin._session.counters.last_snapshot
-            twin._session.load(self._session.state())
+            last = twin._session.counters.last_snapshot  # the folder may have held another state
+            twin._session.load({"method": self.method.state_dict(), **self._session.state()})
             twin._session.counters.last_snapshot, twin._session.counters.candidate_snapshot = last, 0
-            twin.method.load_state_dict(self.method.state_dict())  # the folder may have held another
             twin._take_fingerprint()
             twin._session.save(good=True)
             return twin
@@ -224,17 +222,6 @@ class Stream:
     def _request(self, action: str, do: Callable[[], str | None]) -> Event:
         with self._alone():
             return self._session.on_request(action, do)
-
-    def _resume_from_folder(self) -> None:
-        snapshot, problems = self._session.store.newest()
-        if snapshot is not None:
-            self._session.check_state(snapshot.state)
-            self.method.load_state_dict(snapshot.state["method"])
-            self._session.load(snapshot.state)
-        elif problems:
-            raise StateError(f"no snapshot of the folder can be read, the newest because: {problems[0]}")
-        self._take_fingerprint()
-        self._session.start(snapshot.number if snapshot else 0, problems)
 
     def _store_reference(self, reference: Reference) -> None:
         if self._folder is not None:
