@@ -13,10 +13,10 @@ from trust_tta.errors import StateError
 from trust_tta.live.calibration import Reference
 from trust_tta.live.comparison import BLOCK, COMPARED_IMAGES, TEST_TOLERANCE, Comparison, differs
 from trust_tta.live.guard import Guard
-from trust_tta.live.inputs import ImageStats
 from trust_tta.live.snapshots import check_keys, check_number
 from trust_tta.live.source_reference import SourceReference
 from trust_tta.live.stream_statistics import (
+    ImageStats,
     Reading,
     Values,
     Window,

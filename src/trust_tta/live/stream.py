@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trust_tta.errors import ConfigError, StateError, TrustWarning
+from trust_tta.errors import ConfigError, ShapeError, StateError, TrustWarning
 from trust_tta.live.calibration import Reference, calibrate
 from trust_tta.live.guard import Event, Guard
-from trust_tta.live.inputs import prepare
 from trust_tta.live.monitor import Monitor
 from trust_tta.live.session import Result, Session
 from trust_tta.live.snapshots import Folder, Memory, read_state, write_state
@@ -280,3 +279,23 @@ def _storages(method: Method) -> set[int]:
 
 def _some(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return tensors[:: -(-len(tensors) // MAX_FINGERPRINTED) or 1]
+
+
+def prepare(images: Any, network: nn.Module, *, like: Tensor | None = None) -> Tensor:
+    """A float batch (n, c, h, w) of the network's dtype and device; anything else goes through its `preprocessing`.
+
+    `like`: one of the network's parameters, to save the lookup.
+    """
+    like = next(network.parameters()) if like is None else like
+    if isinstance(images, Tensor) and images.is_floating_point():
+        if images.dim() not in (3, 4) or images.numel() == 0:
+            raise ShapeError(f"images have shape {tuple(images.shape)}; give (n, channels, h, w) or (channels, h, w)")
+        return (images if images.dim() == 4 else images[None]).to(like)
+    preprocessing = getattr(network, "preprocessing", None)
+    if preprocessing is None:
+        raise ConfigError(
+            f"images are {type(images).__name__} and this network has no preprocessing; give a float tensor "
+            "(n, channels, h, w) as the network wants it, or a network from a checkpoint that states it"
+        )
+    batch: Tensor = preprocessing(images.numpy() if isinstance(images, Tensor) else images)
+    return batch.to(like)

@@ -1,4 +1,4 @@
-"""Statistics of a stream: its last reading, sums over sliding windows of images, and distances."""
+"""Statistics of a stream: of its images and predictions, sums over sliding windows, and distances."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from trust_tta.methods.base import Method
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, resized_chunks
 
 Values: TypeAlias = NDArray[np.float64]
+ImageStats: TypeAlias = NDArray[np.float32]  # (3, n, channels): minimum, maximum and sum of each channel of each image
+Mask: TypeAlias = NDArray[np.bool_]
 
+MAX_MAGNITUDE = 1e6  # values beyond this ruin the statistics of a whole batch
+MAX_BLANK_CONTRAST = 1e-3  # contrast of a blank image, relative to its largest value
 TINY = 1e-37  # a float32 whose logarithm is finite
 MAX_ENTRIES = 4096  # batches of a window, in a snapshot
 MAX_ROWS = 2**40  # images or pixels of a batch, in a snapshot
@@ -115,6 +119,31 @@ class Window:
             shapes.add(tuple(total.shape))
         if len(shapes) > 1:
             raise StateError(f"the snapshot's window '{name}' has sums of shape {', '.join(map(str, sorted(shapes)))}")
+
+
+def image_stats(images: Tensor) -> ImageStats:
+    """Minimum, maximum and sum of each channel of images (n, c, h, w), in one transfer from the device."""
+    pixels = images.detach().float().flatten(2)
+    stats = pixels.new_empty(3, *pixels.shape[:2])
+    lowest, highest, sums = stats.unbind()
+    torch.aminmax(pixels, dim=2, out=(lowest, highest))
+    torch.sum(pixels, 2, out=sums)
+    return stats.cpu().numpy()
+
+
+def find_broken(stats: ImageStats) -> tuple[Mask, Mask]:
+    """Masks (n,) of images with values that are not finite or beyond MAX_MAGNITUDE, and of others without contrast."""
+    magnitude = np.abs(stats[:2]).max((0, 2))
+    ruined = ~(magnitude <= MAX_MAGNITUDE)  # NaN compares as false
+    lowest, highest, _ = np.where(ruined[:, None], 0, stats)
+    blank = ~ruined & ((highest - lowest).max(1) <= MAX_BLANK_CONTRAST * np.maximum(magnitude, 1e-6))
+    return ruined, blank
+
+
+def mostly_repeated(stats: ImageStats) -> bool:
+    """Whether most images have the same sum as another one, as a frozen camera's do."""
+    sums = stats[2].sum(1).tolist()
+    return len(sums) > 2 and 2 * len(set(sums)) < len(sums)
 
 
 def probability_rows(output: Logits, *, probabilities: bool = False) -> Tensor:

@@ -27,7 +27,7 @@ from starlette.types import Message
 from trust_tta import __version__
 from trust_tta.config_io import parse_json, read_asset
 from trust_tta.errors import DataError, ShapeError, TrustError
-from trust_tta.live.inputs import MAX_MAGNITUDE
+from trust_tta.live.stream_statistics import MAX_MAGNITUDE
 from trust_tta.serve import protocol
 from trust_tta.serve.decoding import Decoder
 from trust_tta.serve.metrics import CONTENT_TYPE
