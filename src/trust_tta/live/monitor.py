@@ -11,21 +11,20 @@ from torch import Tensor
 
 from trust_tta.errors import StateError
 from trust_tta.live.calibration import Reference
-from trust_tta.live.comparison import BLOCK, COMPARED_IMAGES, TEST_TOLERANCE, Comparison, differs
+from trust_tta.live.comparison import BLOCK, COMPARED_IMAGES, MIN_WEIGHT, TEST_TOLERANCE, Comparison, differs
 from trust_tta.live.guard import Guard
 from trust_tta.live.snapshots import check_keys, check_number
 from trust_tta.live.source_reference import SourceReference
 from trust_tta.live.stream_statistics import (
     ImageStats,
     Reading,
-    Values,
     Window,
     effective_classes,
     probability_rows,
     weight_distance,
 )
 from trust_tta.methods.base import Method
-from trust_tta.ops.segmentation_logits import Logits
+from trust_tta.ops.segmentation_logits import Logits, upsample
 
 MAX_COMPARED = 64  # images of a batch that are compared, unless the source predicts all of them
 FEW_CLASSES_WINDOW = 64  # images that suffice to say that they are of few classes
@@ -104,11 +103,27 @@ class Monitor:
         self.allowance += self.guard.budget * images * alone
         self.credit = min(self.credit + images * ((1 + self.guard.budget) * alone - taken), 2.0 * MAX_COMPARED)
 
-    def predict_all(self, images: Tensor) -> Logits:
-        """The source's prediction beside the method's."""
-        self.spent += len(images)
-        self.credit -= len(images)
-        return self.source(images)
+    def mix(self, images: Tensor, logits: Tensor, source: Logits | None) -> Tensor:
+        """The logits to serve: the adapted network's, the source's, or the logarithm of a mixture of both.
+
+        Probabilities where the method returns these. `source`: the source's logits, if it predicted all images.
+        """
+        weight, dense = self.comparison.weight, logits.dim() > 2  # maps are large, and not mixed
+        if not self.comparison.in_doubt or (dense and weight >= 0.5):
+            return logits
+        if source is None:
+            self.spent += len(images)
+            self.credit -= len(images)
+            source = self.source(images)
+        theirs = upsample(source).to(logits)
+        if weight < MIN_WEIGHT or dense:
+            return theirs.softmax(1) if self._probabilities else theirs
+        ours = logits.clamp_min(1e-9).log() if self._probabilities else logits
+        # Methods change the scale of logits, and the surer network would prevail.
+        target, margin = ((each.amax(1) - each.mean(1)).mean() for each in (theirs, ours))
+        ours = target / margin.clamp_min(1e-6) * ours
+        mixture = weight * ours.softmax(1) + (1 - weight) * theirs.softmax(1)
+        return mixture if self._probabilities else mixture.clamp_min(1e-30).log()
 
     def compare(self, images: Tensor, output: Tensor) -> tuple[Logits | None, bool, Tensor | None]:
         """Compare a prediction; returns the source's, None if only of a sample, and whether the images changed.
@@ -135,13 +150,13 @@ class Monitor:
         changed = self.comparison.add(ours, theirs, np.log(np.maximum(confidence, 1e-30)), classes=classes)
         counts = [np.bincount(rows, minlength=classes) for rows in (ours, theirs)]
         totals = counts if moments is None else [*counts, len(sample) * moments]
-        self._follow_few_classes(len(sample), np.concatenate(totals), classes)
+        self._few.add(len(sample), np.concatenate(totals))
+        self._find_few_classes(classes)
         self._distance = None
         return (logits if stride == 1 else None), changed, pairs
 
-    def _follow_few_classes(self, images: int, total: Values, classes: int) -> None:
+    def _find_few_classes(self, classes: int) -> None:
         """Find images of few classes, which batch statistics hide from the adapted network."""
-        self._few.add(images, total)
         if self._few.images < FEW_CLASSES_WINDOW // 2:
             return
         ours, theirs, moments = np.split(self._few.mean, [classes, 2 * classes])

@@ -23,7 +23,6 @@ from trust_tta.live.stream_statistics import (
     effective_classes,
     find_broken,
     image_stats,
-    mostly_repeated,
     probability_rows,
 )
 from trust_tta.methods.base import Method
@@ -177,14 +176,14 @@ class Session:
 
         Images that are not finite, blank or repeated raise the alarm `broken_input`.
         """
-        ruined, blank = find_broken(stats)
+        ruined, blank, repeated = find_broken(stats)
         blank &= self.monitor is not None  # without a guard, the method adapts on blank images, too
         good = ~(ruined | blank)
         n, bad = len(good), int((~good).sum())
         kind = "not finite" if ruined.any() else "blank"
         broken = 2 * bad >= n
         reason = f"{'half of the images or more' if broken else 'some images'} are {kind}" if bad else ""
-        if not bad and self.monitor and mostly_repeated(stats):
+        if not bad and self.monitor and repeated:
             reason, broken, bad = "most images are the same", True, n
         if not reason:
             self._alarms.pop("broken_input", None)
@@ -254,27 +253,7 @@ class Session:
                 logits, adapted = self.evaluate(images), False
             self._follow_lead(monitor, len(images))
         self.reading = monitor.read(method, counters.images, leading_since=counters.leading_since)
-        return (self._mix(monitor, images, logits, source) if single is None else logits), adapted
-
-    def _mix(self, monitor: Monitor, images: Tensor, logits: Tensor, source: Logits | None) -> Tensor:
-        """The logits to serve: the adapted network's logits, the source's, or the logarithm of a mixture of both."""
-        comparison = monitor.comparison
-        weight = comparison.weight
-        if not comparison.in_doubt:
-            return logits
-        if logits.dim() > 2 and weight >= 0.5:  # maps are large, and not mixed
-            return logits
-        if source is None:
-            source = monitor.predict_all(images)
-        theirs = upsample(source).to(logits)
-        if weight < MIN_WEIGHT or logits.dim() > 2:
-            return self._as_output(theirs)
-        ours = logits.clamp_min(1e-9).log() if self.method.probabilities else logits
-        # Methods change the scale of logits, and the surer network would prevail.
-        target, margin = ((each.amax(1) - each.mean(1)).mean() for each in (theirs, ours))
-        ours = target / margin.clamp_min(1e-6) * ours
-        mixture = weight * ours.softmax(1) + (1 - weight) * theirs.softmax(1)
-        return mixture if self.method.probabilities else mixture.clamp_min(1e-30).log()
+        return (monitor.mix(images, logits, source) if single is None else logits), adapted
 
     def _adapt(self, images: Tensor) -> tuple[Tensor, bool]:
         """The method's prediction, and whether it adapted: not if that gave values that are not finite."""

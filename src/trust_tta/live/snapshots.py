@@ -205,7 +205,7 @@ def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def check_number(value: Any, name: str, kind: type, *, low: float = 0, high: float = MAX_COUNT) -> None:
+def check_number(value: Any, name: str, kind: type[Any], *, low: float = 0, high: float = MAX_COUNT) -> None:
     """Refuse a snapshot's value that is not of exactly this type, not finite, or out of range."""
     if type(value) is not kind or not low <= value <= high:  # NaN compares as false
         raise StateError(f"the snapshot's {name} is {show(value)}, not a {kind.__name__} from {low:g} to {high:g}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,9 @@ class Stream:
         self._lock = threading.RLock()
         self._closed = False
         self._like = next(method.model.parameters())  # looked up once: walking through modules is slow
-        self._callers: Sequence[Tensor] = _some([method.shared.network.get_parameter(name) for name in method.adapted])
-        self._weights: Sequence[Tensor] = _some([*method.adapted.values()])
+        some = [*method.adapted][:: -(-len(method.adapted) // MAX_FINGERPRINTED) or 1]
+        self._callers: list[Tensor] = [method.shared.network.get_parameter(name) for name in some]
+        self._weights: list[Tensor] = [method.adapted[name] for name in some]
         self._claim()
         self._folder = None if snapshots is None else Folder(snapshots)
         try:
@@ -275,10 +276,6 @@ class Stream:
 
 def _storages(method: Method) -> set[int]:
     return {p.untyped_storage().data_ptr() for p in method.adapted.values()}
-
-
-def _some(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return tensors[:: -(-len(tensors) // MAX_FINGERPRINTED) or 1]
 
 
 def prepare(images: Any, network: nn.Module, *, like: Tensor | None = None) -> Tensor:

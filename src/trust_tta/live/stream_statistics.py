@@ -131,19 +131,17 @@ def image_stats(images: Tensor) -> ImageStats:
     return stats.cpu().numpy()
 
 
-def find_broken(stats: ImageStats) -> tuple[Mask, Mask]:
-    """Masks (n,) of images with values that are not finite or beyond MAX_MAGNITUDE, and of others without contrast."""
+def find_broken(stats: ImageStats) -> tuple[Mask, Mask, bool]:
+    """Masks (n,) of images that are not finite or beyond MAX_MAGNITUDE, and of others without contrast.
+
+    And whether most images have the same sum as another one, as a frozen camera's do.
+    """
     magnitude = np.abs(stats[:2]).max((0, 2))
     ruined = ~(magnitude <= MAX_MAGNITUDE)  # NaN compares as false
     lowest, highest, _ = np.where(ruined[:, None], 0, stats)
     blank = ~ruined & ((highest - lowest).max(1) <= MAX_BLANK_CONTRAST * np.maximum(magnitude, 1e-6))
-    return ruined, blank
-
-
-def mostly_repeated(stats: ImageStats) -> bool:
-    """Whether most images have the same sum as another one, as a frozen camera's do."""
-    sums = stats[2].sum(1).tolist()
-    return len(sums) > 2 and 2 * len(set(sums)) < len(sums)
+    sums = [] if ruined.any() else stats[2].sum(1).tolist()
+    return ruined, blank, len(sums) > 2 and 2 * len(set(sums)) < len(sums)
 
 
 def probability_rows(output: Logits, *, probabilities: bool = False) -> Tensor:

@@ -218,12 +218,7 @@ class Api:
     async def page(self, request: Request) -> Response:
         network = self.service.network
         html = self._page.render(
-            model=network.name,
-            method=network.method_name,
-            version=__version__,
-            calibrated=self.service.calibrated,
-            note=self._note,
-            remarks=network.notes,
+            network=network, version=__version__, calibrated=self.service.calibrated, note=self._note
         )
         return Response(html, media_type="text/html", headers={"content-security-policy": POLICY})
 

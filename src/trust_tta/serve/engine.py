@@ -22,6 +22,7 @@ from trust_tta.serve.settings import RequestError, Settings
 from trust_tta.serve.stream_cache import StreamCache
 
 T = TypeVar("T")
+STOPPING = "the service is stopping"
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +106,8 @@ class Engine:
         """Queue images for a stream: pixels (n, size, size, 3) or network input (n, 3, size, size)."""
         request = PredictRequest(stream, images, adapt)
         with self._changed:
-            self._check_open()
+            if self._draining:
+                raise RequestError(503, STOPPING, retry_after=5)
             queued, own = self._images.total(), self._images[stream]
             if queued + len(images) > self.settings.max_queued_total:
                 raise self._full(503, f"{queued} images are queued")
@@ -120,7 +122,8 @@ class Engine:
         """Call a function before the next batch."""
         future: Future[T] = Future()
         with self._changed:
-            self._check_open()
+            if self._draining:
+                raise RequestError(503, STOPPING, retry_after=5)
             self._tasks.append((function, future))
             self._changed.notify()
         return future
@@ -132,10 +135,6 @@ class Engine:
             self._changed.notify()
         self._worker.join()
         self.streams.close()
-
-    def _check_open(self) -> None:
-        if self._draining:
-            raise RequestError(503, "the service is stopping", retry_after=5)
 
     def _full(self, status: int, reason: str) -> RequestError:
         """A refusal that says when the queue will be done."""
@@ -156,31 +155,29 @@ class Engine:
                     future.set_exception(error)
 
     def _next(self) -> tuple[Callable[[], Any], Future[Any]] | list[PredictRequest] | None:
-        """Wait for a task or a batch; None once everything is drained."""
+        """Wait for a task or a batch; None once everything is drained.
+
+        A batch: the oldest request with those that can share its pass, whole ones in order.
+        """
         with self._changed:
             while not self._tasks:
-                batch, full = self._oldest_batch()
+                batch, images = list[PredictRequest](), 0
+                for request in self._requests:
+                    if not batch or (request.stream, request.adapt) == (batch[0].stream, batch[0].adapt):
+                        images += len(request.images)
+                        if batch and images > self.settings.batch_size:
+                            break
+                        batch.append(request)
                 left = batch[0].since + self.settings.max_wait - time.monotonic() if batch else None
                 if left is None and self._draining:
                     return None
-                if left is not None and (self._draining or full or left <= 0):
+                if left is not None and (self._draining or images >= self.settings.batch_size or left <= 0):
                     for request in batch:
                         self._requests.remove(request)
                         self._images -= Counter({request.stream: len(request.images)})
                     return batch
                 self._changed.wait(left)
             return self._tasks.popleft()
-
-    def _oldest_batch(self) -> tuple[list[PredictRequest], bool]:
-        """The oldest request with those that share its batch, whole ones in order, and whether the batch is full."""
-        batch, images = list[PredictRequest](), 0
-        for request in self._requests:
-            if not batch or (request.stream, request.adapt) == (batch[0].stream, batch[0].adapt):
-                images += len(request.images)
-                if batch and images > self.settings.batch_size:
-                    return batch, True
-                batch.append(request)
-        return batch, images >= self.settings.batch_size
 
     def _run_batch(self, requests: list[PredictRequest]) -> None:
         """Answer requests; if they fail together, one by one, so that only the one at fault fails."""

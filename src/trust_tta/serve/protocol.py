@@ -92,7 +92,14 @@ def model_metadata(name: str, size: int, output: tuple[int, ...]) -> dict[str, A
 
 def read_request(body: bytes | bytearray, header_length: str | None, *, size: int, settings: Settings) -> InferRequest:
     """Parse a body: JSON, or JSON of a stated length followed by the tensor."""
-    text, tail = _split(body, header_length)
+    text, tail = body, memoryview(b"")
+    if header_length is not None:
+        if not (header_length.isascii() and header_length.isdigit() and len(header_length) < 12):
+            raise BadRequestError(f"Inference-Header-Content-Length is {header_length[:40]!r}; give a number of bytes")
+        length = int(header_length)
+        if length > len(body):
+            raise BadRequestError(f"Inference-Header-Content-Length is {length}, and the body has {len(body)} bytes")
+        text, tail = bytes(memoryview(body)[:length]), memoryview(body)[length:]
     try:
         request = _Request.model_validate(parse_json(text, where="the request", error=BadRequestError))
     except ValidationError as error:
@@ -132,18 +139,6 @@ def write_response(
     content |= {"parameters": dict(parameters), "outputs": described}
     text = json.dumps(content).encode()
     return b"".join([text, *tensors]), len(text) if tensors else None
-
-
-def _split(body: bytes | bytearray, header_length: str | None) -> tuple[bytes | bytearray, memoryview]:
-    view = memoryview(body)
-    if header_length is None:
-        return body, view[:0]
-    if not (header_length.isascii() and header_length.isdigit() and len(header_length) < 12):
-        raise BadRequestError(f"Inference-Header-Content-Length is {header_length[:40]!r}; give a number of bytes")
-    length = int(header_length)
-    if length > len(body):
-        raise BadRequestError(f"Inference-Header-Content-Length is {length}, and the body has {len(body)} bytes")
-    return bytes(view[:length]), view[length:]
 
 
 def _read_images(given: _Input, tail: memoryview, *, size: int, settings: Settings) -> NDArray[Any]:
