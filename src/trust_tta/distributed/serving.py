@@ -135,7 +135,7 @@ def start_replicas(config: ReplicaConfig, numbers: Sequence[int], *, wait: bool 
         graceful_shutdown_timeout_s=CLOSE_SECONDS,
     )
     targets = [
-        serve.RunTarget(deployment.bind(config, number), name=_application(number), route_prefix=None)
+        serve.RunTarget(deployment.bind(config, number), name=f"{NAME}-replica-{number}", route_prefix=None)
         for number in numbers
     ]
     serve.run_many(targets, wait_for_applications_running=wait)
@@ -144,7 +144,7 @@ def start_replicas(config: ReplicaConfig, numbers: Sequence[int], *, wait: bool 
 def replica_handle(number: int) -> Any:
     from ray import serve
 
-    return serve.get_app_handle(_application(number))
+    return serve.get_app_handle(f"{NAME}-replica-{number}")
 
 
 def replica_numbers(*, running: bool = False) -> list[int]:
@@ -153,21 +153,6 @@ def replica_numbers(*, running: bool = False) -> list[int]:
 
     found = {_REPLICA.fullmatch(name): app for name, app in serve.status().applications.items()}
     return sorted(int(match[1]) for match, app in found.items() if match and (not running or app.status == "RUNNING"))
-
-
-def close_replicas() -> None:
-    """Let every replica answer what it has accepted and write its snapshots."""
-    closing = [replica_handle(number).ask.remote("stop") for number in replica_numbers(running=True)]
-    deadline = time.monotonic() + CLOSE_SECONDS
-    for response in closing:
-        try:
-            response.result(timeout_s=max(0.1, deadline - time.monotonic()))
-        except Exception as error:  # it may be lost; the others must still be closed
-            log.warning("a replica was not closed", extra={"reason": type(error).__name__})
-
-
-def _application(number: int) -> str:
-    return f"{NAME}-replica-{number}"
 
 
 # The ingress
@@ -241,8 +226,6 @@ class ReplicatedService:
             log.warning("a replica is lost", extra={"replica": number, "reason": reason})
         self.router.lose(number)
         self._lost[number].set()
-
-    # Asking replicas
 
     async def _call(self, number: int, what: str, *given: Any, seconds: float) -> Any:
         """Call a replica; its refusal is raised here."""
@@ -446,20 +429,6 @@ class ReplicatedApi(Api):
         return cast(ReplicatedService, self.service)
 
 
-def start_ingress(config: ReplicaConfig, info: NetworkInfo) -> None:
-    from ray import serve
-
-    def build() -> Any:
-        log_as_json()
-        service = cast(Service, ReplicatedService(config, info))
-        return make_app(ReplicatedApi(service, token=config.token, allowed_hosts=config.allowed_hosts))
-
-    ingress = serve.deployment(serve.ingress(build)()).options(
-        name="ingress", num_replicas=1, max_ongoing_requests=2 * MAX_REQUESTS, ray_actor_options={"num_cpus": 0}
-    )
-    serve.run(ingress.bind(), name=NAME, route_prefix="/")
-
-
 def start_serving(config: ReplicaConfig, network: ServedNetwork, *, host: str, port: int, replicas: int) -> None:
     """Start Serve's proxy on one port of the head node, the replicas, and the ingress; `stop_serving` ends them."""
     from ray import serve
@@ -481,11 +450,17 @@ def start_serving(config: ReplicaConfig, network: ServedNetwork, *, host: str, p
 
 
 def stop_serving() -> None:
-    """Close the ingress, then the replicas, then Serve."""
+    """Close the ingress; let every replica answer what it has accepted and write its snapshots; then stop Serve."""
     from ray import serve
 
     serve.delete(NAME)
-    close_replicas()
+    closing = [replica_handle(number).ask.remote("stop") for number in replica_numbers(running=True)]
+    deadline = time.monotonic() + CLOSE_SECONDS
+    for response in closing:
+        try:
+            response.result(timeout_s=max(0.1, deadline - time.monotonic()))
+        except Exception as error:  # it may be lost; the others must still be closed
+            log.warning("a replica was not closed", extra={"reason": type(error).__name__})
     serve.shutdown()
 
 

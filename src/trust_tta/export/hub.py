@@ -160,24 +160,21 @@ def _card(network: ScanNetwork | UPerNet, about: Mapping[str, str], method: Meth
     if network.preprocessing is not None:
         wanted = network.preprocessing
         lines += [f"Images of {wanted.size}x{wanted.size} pixels, mean {wanted.mean}, std {wanted.std}."]
-    lines += ["", *(_adaptation(method, about) if method else [])]
+    lines += [""]
+    if method:
+        options = ", ".join(f"{name}={show(value)}" for name, value in _changed_options(method).items())
+        lines += [
+            "## What it was adapted to",
+            "",
+            f"{about['adapted_to']}, without labels, by `{method.name}`{f' ({options})' if options else ''}: "
+            f"{method.counters.batches} batches, {method.counters.updates} updates.",
+        ]
+        if method.statistics.kind == "batch" and method.statistics.uses_batch:
+            lines += [
+                "The method normalizes with the statistics of each batch. The network alone does not: it has those of "
+                "training, and needs the method for the accuracy that was measured."
+            ]
+        lines += ["It fits these data, and may be worse on others than the network it came from.", ""]
     call = "adapted_from_pretrained" if method else "from_pretrained"
     lines += ["```python", f"from trust_tta.export.hub import {call}", ""]
     return "\n".join([*lines, f'{"method" if method else "model"} = {call}("...")', "```", ""])
-
-
-def _adaptation(method: Method, about: Mapping[str, str]) -> list[str]:
-    counters, kind = method.counters, method.statistics.kind
-    options = ", ".join(f"{name}={show(value)}" for name, value in _changed_options(method).items())
-    lines = [
-        "## What it was adapted to",
-        "",
-        f"{about['adapted_to']}, without labels, by `{method.name}`{f' ({options})' if options else ''}: "
-        f"{counters.batches} batches, {counters.updates} updates.",
-    ]
-    if kind == "batch" and method.statistics.uses_batch:
-        lines += [
-            "The method normalizes with the statistics of each batch. The network alone does not: it has those of "
-            "training, and needs the method for the accuracy that was measured."
-        ]
-    return [*lines, "It fits these data, and may be worse on others than the network it came from.", ""]

@@ -47,21 +47,16 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping
     for part in (model.graph, *_nodes(model.graph)):
         part.ClearField("metadata_props")  # stack traces with paths of this machine
     del model.graph.value_info[:]  # shapes from before constants were folded
-    _name_sides(model.graph)
+    sides = (side.dim_param for side in model.graph.input[0].type.tensor_type.shape.dim if side.dim_param)
+    names = dict(zip(sides, "nhw", strict=False))  # of the free dimensions, which the logits may have, too
+    for value in (*model.graph.input, *model.graph.output):
+        for side in value.type.tensor_type.shape.dim:
+            if side.dim_param:
+                side.dim_param = names.get(side.dim_param, side.dim_param)
     model.producer_name, model.producer_version = "trust-tta", about.get("trust_tta", "")
     del model.metadata_props[:]
     onnx.helper.set_model_props(model, dict(about))
     onnx.save(model, path)
-
-
-def _name_sides(graph: Any) -> None:
-    """Name the free dimensions of the images n, h and w, and the same dimensions of the logits."""
-    free = (side.dim_param for side in graph.input[0].type.tensor_type.shape.dim if side.dim_param)
-    words = dict(zip(free, "nhw", strict=False))
-    for value in (*graph.input, *graph.output):
-        for side in value.type.tensor_type.shape.dim:
-            if side.dim_param:
-                side.dim_param = words.get(side.dim_param, side.dim_param)
 
 
 def quantize(path: Path) -> None:

@@ -144,8 +144,6 @@ class Session:
         self._compared: Tensor | None = None  # `Result.compared` of this call
         self._on_event = on_event
 
-    # One batch
-
     def step(self, images: Tensor, *, adapt: bool = True) -> Result:
         """Predict images (n, c, h, w), and adapt on them unless told not to or an alarm forbids it.
 
@@ -284,8 +282,6 @@ class Session:
         self._act_on_comparison(monitor, changed=False, few=monitor.comparison.few_classes)
         return tuple(self._events)
 
-    # Predictions
-
     def evaluate(self, images: Tensor) -> Tensor:
         """Predict by the state as it is: logits or probabilities, as the method does."""
         return self._as_output(self.method.evaluate(images))
@@ -312,8 +308,6 @@ class Session:
 
     def _as_output(self, logits: Tensor) -> Tensor:
         return logits.softmax(1) if self.method.probabilities else logits
-
-    # From evidence to actions
 
     def _act_on_comparison(self, monitor: Monitor, *, changed: bool, few: bool) -> bool:
         """Act on the alarm, and report what changed; True if the method's state was restored."""
@@ -397,8 +391,6 @@ class Session:
             self._on_event(event)
         return event
 
-    # States of other streams
-
     def adopt(self, change: Callable[[], None], images: Tensor, *, served: Tensor | None = None) -> Event:
         """Let `change` alter the method's state; undo it if that is wrong for the images (n, c, h, w).
 
@@ -437,8 +429,6 @@ class Session:
         if agreement < MIN_AGREEMENT:
             return "predictions for recent images changed", evidence
         return ("half of the predicted classes are gone" if spread < MIN_SPREAD else ""), evidence
-
-    # Snapshots
 
     def resume(self) -> None:
         """Continue from the newest snapshot that can be read; without any, store the method as it is."""

@@ -76,8 +76,6 @@ class Stream:
             self._let_go()
             raise
 
-    # The public interface
-
     def __call__(self, images: Any, *, adapt: bool = True) -> Result:
         """Predict a batch, and adapt on it unless told not to or an alarm forbids it; the guard checks it either way.
 
@@ -216,8 +214,6 @@ class Stream:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    # Inside
 
     def _request(self, action: str, do: Callable[[], str | None]) -> Event:
         with self._alone():

@@ -27,7 +27,7 @@ MAX_BLANK_CONTRAST = 1e-3  # contrast of a blank image, relative to its largest 
 TINY = 1e-37  # a float32 whose logarithm is finite
 MAX_ENTRIES = 4096  # batches of a window, in a snapshot
 MAX_ROWS = 2**40  # images or pixels of a batch, in a snapshot
-MAX_PIXELS = 4096  # of a segmentation, which predicts each pixel
+MAX_PIXELS = 4096  # of a batch of segmentation maps
 
 
 @dataclass(frozen=True)
@@ -145,26 +145,22 @@ def find_broken(stats: ImageStats) -> tuple[Mask, Mask, bool]:
 
 
 def probability_rows(output: Logits, *, probabilities: bool = False) -> Tensor:
-    """Predictions (rows, classes) in float32: a row for each image, or for some pixels of each map."""
+    """Predictions (rows, classes) in float32: a row for each image, or for some pixels of each map, evenly spread."""
+    output = output.detach()
     if isinstance(output, CoarseLogits) or output.dim() > 2:
-        output = _some_pixels(output.detach())
-    output = output.detach().float()
+        n, _, height, width = output.shape
+        count, found = n * height * width, list[Tensor]()
+        chosen = torch.arange(0, count, -(-count // MAX_PIXELS))
+        image, row, column = chosen // (height * width), chosen // width % height, chosen % width
+        places = torch.empty_like(chosen)
+        for rows, band in resized_chunks(output, (height, width)):
+            inside = ((row >= rows.start) & (row < rows.stop)).nonzero()[:, 0]
+            places[inside] = torch.arange(len(inside)) + sum(map(len, found))
+            where = [index[inside].to(band.device) for index in (image, row - rows.start, column)]
+            found.append(band[where[0], :, where[1], where[2]])
+        output = torch.cat(found)[places.to(found[0].device)]
+    output = output.float()
     return output if probabilities else output.softmax(1)
-
-
-def _some_pixels(output: Logits) -> Tensor:
-    """At most MAX_PIXELS of a batch of maps (n, classes, h, w), evenly spread."""
-    n, _, height, width = output.shape
-    count, found = n * height * width, list[Tensor]()
-    chosen = torch.arange(0, count, -(-count // MAX_PIXELS))
-    image, row, column = chosen // (height * width), chosen // width % height, chosen % width
-    places = torch.empty_like(chosen)
-    for rows, band in resized_chunks(output, (height, width)):
-        inside = ((row >= rows.start) & (row < rows.stop)).nonzero()[:, 0]
-        places[inside] = torch.arange(len(inside)) + sum(map(len, found))
-        where = [index[inside].to(band.device) for index in (image, row - rows.start, column)]
-        found.append(band[where[0], :, where[1], where[2]])
-    return torch.cat(found)[places.to(found[0].device)]
 
 
 def effective_classes(mean: Tensor | Values) -> float:

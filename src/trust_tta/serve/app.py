@@ -96,8 +96,6 @@ class Api:
             self._route("/live", self.live),
         ]
 
-    # The Open Inference Protocol
-
     async def v2_server(self, request: Request) -> dict[str, Any]:
         return {"name": "trust-tta", "version": __version__, "extensions": list(protocol.EXTENSIONS)}
 
@@ -135,8 +133,6 @@ class Api:
         if request.path_params.get("version", protocol.VERSION) != protocol.VERSION:
             raise RequestError(404, f"the model has one version, '{protocol.VERSION}'")
         return network
-
-    # Images and labels
 
     async def predict(self, request: Request) -> dict[str, Any]:
         network = self.service.network
@@ -178,8 +174,6 @@ class Api:
             raise RequestError(404, f"there is no prediction {unknown[0][:80]!r}; only the most recent ones are kept")
         return {"stored": len(stored), "right": sum(feedback.correct for feedback in stored), "unknown": unknown}
 
-    # Streams
-
     async def streams(self, request: Request) -> dict[str, Any]:
         return {"streams": await asyncio.to_thread(self.service.list_streams)}
 
@@ -210,8 +204,6 @@ class Api:
         name = f"{self.service.network.name}-{_named(request)}.safetensors"
         return _file(await self._wait(self.service.read_checkpoint(_named(request))), name)
 
-    # The live page and Prometheus
-
     async def metrics(self, request: Request) -> Response:
         return Response(await asyncio.to_thread(self.service.metrics_text), headers={"content-type": CONTENT_TYPE})
 
@@ -235,8 +227,6 @@ class Api:
             raise BadRequestError("since is not a number; give seconds since 1970") from None
         news = await asyncio.to_thread(self.service.news, since)
         return JSONResponse(news, headers={"cache-control": "no-store"})
-
-    # How a request is handled
 
     def _route(self, path: str, handler: Handler, method: str = "GET", *, private: bool = False) -> Route:
         async def answer(request: Request) -> Response:

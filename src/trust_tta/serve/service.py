@@ -111,8 +111,6 @@ class Service:
         self.event_log.close()
         self._unlock()
 
-    # Requests of clients
-
     def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[RequestPrediction]:
         """Queue pixels (n, size, size, 3) or network input (n, 3, size, size)."""
         if images.is_floating_point():
@@ -149,8 +147,6 @@ class Service:
                     self.streams.open(name).add_labels(told[:, :2], told[:, 2], batch=batch)
             except (RequestError, StateError) as error:
                 log.warning("labels do not reach the guard", extra={"stream": name, "reason": str(error)})
-
-    # Changes to streams
 
     @between_batches
     def act(self, name: str, action: str) -> dict[str, Any]:
@@ -230,8 +226,6 @@ class Service:
             raise RequestError(503, f"{reason}; free or repair the disk", retry_after=DISK_RETRY_SECONDS)
         return event
 
-    # What is known of streams
-
     def metrics_text(self) -> bytes:
         """All metrics in the format that Prometheus reads."""
         return self.metrics.text()
@@ -251,8 +245,6 @@ class Service:
             return self.event_log.events(stream=stream, limit=limit)
         except sqlite3.Error as error:
             raise StateError(f"the event log {self.event_log.path} cannot be read ({error})") from error
-
-    # Callbacks of the engine and the streams
 
     def _on_event(self, stream: str, event: Event) -> None:
         number = 0
