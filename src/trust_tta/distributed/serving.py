@@ -344,18 +344,18 @@ class ReplicatedService:
     def events(self, stream: str | None, limit: int) -> list[dict[str, Any]]:
         return merge_events(self.ask_all("events", stream, limit))[-limit:]
 
-    def news(self, since: float) -> dict[str, Any]:
-        """The news of all replicas; each stream as the replica that has it shows it."""
-        news, replica_of = self.ask_all("news", since), self.router.replica_of
+    def page_updates(self, since: float) -> dict[str, Any]:
+        """The updates of all replicas; each stream as the replica that has it shows it."""
+        updates, replica_of = self.ask_all("page_updates", since), self.router.replica_of
         streams, names = list[dict[str, Any]](), set[str]()
-        for replica, message in news.items():
+        for replica, message in updates.items():
             own = {name for name in message["names"] if replica_of(name) in (None, replica)}
             streams += [stream for stream in message["streams"] if stream["name"] in own]
             names |= own
         for stream in streams:
             stream["number"] = self._shown.setdefault(stream["name"], len(self._shown) + 1)
-        events = merge_events({replica: message["events"] for replica, message in news.items()})
-        now = min((message["now"] for message in news.values()), default=time.time())
+        events = merge_events({replica: message["events"] for replica, message in updates.items()})
+        now = min((message["now"] for message in updates.values()), default=time.time())
         return {"now": now, "names": sorted(names), "streams": streams, "events": events[-MAX_EVENTS:]}
 
     def metrics_text(self) -> bytes:

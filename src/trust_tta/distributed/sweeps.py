@@ -110,7 +110,7 @@ def _open(reference: Any) -> tuple[Experiment, Provenance]:
     import ray
 
     payload: ExperimentPayload = ray.get(reference)
-    pairs = [(name, found, payload.versions[name]) for name, found in versions().items()]
+    pairs = [(name, found, payload.versions.get(name)) for name, found in versions().items()]
     other = [f"{name} {found} instead of {wanted}" for name, found, wanted in pairs if found != wanted]
     if other:
         raise ConfigError(f"a worker has {', '.join(other)}; install the same versions on every node")

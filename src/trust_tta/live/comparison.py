@@ -73,7 +73,7 @@ class Comparison:
         self._pending = NO_ROWS  # adapted and source class, log confidence of images that do not fill a block yet
 
     def add(self, adapted: NDArray[Any], source: NDArray[Any], log_confidence: NDArray[Any], *, classes: int) -> bool:
-        """Take predicted classes (n,) and the source's log confidence (n,); returns whether the images changed.
+        """Add predicted classes (n,) and the source's log confidence (n,); returns whether the images changed.
 
         Small batches are gathered until they make up a block.
         """
@@ -97,7 +97,7 @@ class Comparison:
         return changed
 
     def add_labels(self, adapted: NDArray[Any], source: NDArray[Any], labels: NDArray[Any]) -> None:
-        """Take labels (n,) of images that both networks have predicted: exact evidence, at any later time."""
+        """Add labels (n,) of images that both networks have predicted: exact evidence, at any later time."""
         for ours, theirs, label in zip(adapted, source, labels, strict=True):
             evidence = float(theirs == label) - float(ours == label)
             self.test.add(evidence)
@@ -214,7 +214,7 @@ class Comparison:
 
 
 def _sums(rows: Values, classes: int) -> Values:
-    """Of rows of adapted class, source class, log confidence: log confidence, its square, differences, counts."""
+    """Sums over rows (adapted class, source class, log confidence): log confidence, its square, unequal, counts."""
     pairs = rows[:, :2].astype(np.int64)
     moments = rows[:, 2].sum(), np.square(rows[:, 2]).sum(), (pairs[:, 0] != pairs[:, 1]).sum()
     return np.concatenate([moments, *(np.bincount(each, minlength=classes) for each in pairs.T)])

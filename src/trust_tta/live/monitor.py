@@ -67,7 +67,7 @@ class Monitor:
         return "source" if self.comparison.weight < 0.5 else "adapted"
 
     def predict_alone(self, images: Tensor, *, adapt: bool) -> tuple[Logits, bool]:
-        """The source's prediction in place of the method's, and whether the images changed."""
+        """The source's logits in place of the method's, and whether the images changed."""
         self._pay(len(images), taken=1, alone=self.step_passes if adapt else 1)
         logits = self.source(images)
         self._rows = probability_rows(logits).cpu().numpy()
@@ -79,7 +79,7 @@ class Monitor:
         return logits, changed
 
     def add(self, stats: ImageStats, output: Tensor, *, passes: int, adapt: bool, adapted: bool) -> bool:
-        """Take a batch's image statistics and prediction; returns whether the source should predict it, too.
+        """Add a batch's image statistics and prediction; returns whether the source should predict the batch, too.
 
         `passes`: forward and backward passes that the method took, `adapted`: for an update.
         """
@@ -126,9 +126,10 @@ class Monitor:
         return mixture if self._probabilities else mixture.clamp_min(1e-30).log()
 
     def compare(self, images: Tensor, output: Tensor) -> tuple[Logits | None, bool, Tensor | None]:
-        """Compare a prediction; returns the source's, None if only of a sample, and whether the images changed.
+        """Let the source predict a batch, or a sample of it, and compare its classes with the method's.
 
-        And the classes (n, 2) that both predict, -1 for images that were not compared; None for segmentation.
+        Returns the source's logits (None for a sample), whether the images changed, and the classes (n, 2) of both
+        networks, -1 for images that were not compared; None for segmentation.
         """
         share = min(len(images), MAX_COMPARED, max(1, int(self.allowance)))
         stride = 1 if self._surprised or self.comparison.in_doubt else -(-len(images) // share)

@@ -34,7 +34,7 @@ class HarmTest:
         self._wealth = [0.0] * len(STAKES)
 
     def add(self, evidence: float) -> float:
-        """Take one value in [-1, 1], positive if it speaks for the source; returns the e-value."""
+        """Add one value in [-1, 1], positive if it speaks for the source; returns the e-value."""
         self.steps += 1
         t, x = self.steps, min(max(evidence, -1.0), 1.0)
         new = 1 / (t * (t + 1))

@@ -270,7 +270,7 @@ class Session:
         return counters.take_turn()
 
     def add_labels(self, compared: Tensor, labels: Tensor, *, batch: int) -> tuple[Event, ...]:
-        """Take labels (m,) of images of a batch and the classes (m, 2) that both networks predicted; may be an alarm.
+        """Add labels (m,) of images of a batch, with the classes (m, 2) that both networks predicted; may be an alarm.
 
         Predictions from before the state was last restored say nothing of the present one.
         """
@@ -283,17 +283,17 @@ class Session:
         return tuple(self._events)
 
     def evaluate(self, images: Tensor) -> Tensor:
-        """Predict by the state as it is: logits or probabilities, as the method does."""
+        """Predict without adapting: logits or probabilities, as the method does."""
         return self._as_output(self.method.evaluate(images))
 
     def _predict_alone(self, images: Tensor) -> Tensor:
-        """By the source with the statistics of its training, where it has any, for images unlike the rest."""
+        """Predict with the source and its training statistics; with the adapted network where the source has none."""
         if self.monitor is None or not self.monitor.source.own_statistics:
             return self.evaluate(images)
         return self._as_output(upsample(self.monitor.source(images)))
 
     def _predict_single_image(self, images: Tensor) -> Tensor:
-        """By the source with the statistics of its training, with an event the first time; refused without these."""
+        """Predict with the source and its training statistics, with an event the first time; refused without these."""
         if self.monitor is None or not self.monitor.source.own_statistics:
             raise ConfigError(
                 f"'{self.method.name}' normalizes with the statistics of the batch, and this batch is a single image; "

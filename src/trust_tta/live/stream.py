@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trust_tta.errors import ConfigError, ShapeError, StateError, TrustWarning
 from trust_tta.live.calibration import Reference, calibrate
@@ -57,9 +57,10 @@ class Stream:
         some = [*method.adapted][:: -(-len(method.adapted) // MAX_FINGERPRINTED) or 1]
         self._callers: list[Tensor] = [method.shared.network.get_parameter(name) for name in some]
         self._weights: list[Tensor] = [method.adapted[name] for name in some]
+        self._folder: Folder | None = None
         self._claim()
-        self._folder = None if snapshots is None else Folder(snapshots)
         try:
+            self._folder = None if snapshots is None else Folder(snapshots)
             file = None if self._folder is None else self._folder.path / REFERENCE_FILE
             if reference is None and file is not None and file.exists():
                 self.reference = Reference.from_state(read_state(file)[0])
@@ -82,7 +83,7 @@ class Stream:
         images: float (n, c, h, w) or (c, h, w) as the network wants them; or, for a network that has a `preprocessing`,
         uint8 arrays (n, h, w, 3) or (h, w, 3), PIL images, or a list of them.
         """
-        batch = prepare(images, self.method.model, like=self._like)
+        batch = self._prepare(images)
         with self._alone():
             return self._session.step(batch, adapt=adapt)
 
@@ -134,7 +135,7 @@ class Stream:
         `served`, the logits (m, classes) of the last m, it is taken at once if the predictions for these clearly stay
         the same, and examined closely if not.
         """
-        batch = prepare(images, self.method.model)
+        batch = self._prepare(images)
         with self._alone():
             return self._session.adopt(lambda: change(self.method), batch, served=served)
 
@@ -215,6 +216,22 @@ class Stream:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _prepare(self, images: Any) -> Tensor:
+        """A float batch (n, c, h, w) of the network's dtype and device, preprocessed unless it is a float tensor."""
+        if isinstance(images, Tensor) and images.is_floating_point():
+            if images.dim() not in (3, 4) or images.numel() == 0:
+                shape = tuple(images.shape)
+                raise ShapeError(f"images have shape {shape}; give (n, channels, h, w) or (channels, h, w)")
+            return (images if images.dim() == 4 else images[None]).to(self._like)
+        preprocessing = getattr(self.method.model, "preprocessing", None)
+        if preprocessing is None:
+            raise ConfigError(
+                f"images are {type(images).__name__} and this network has no preprocessing; give a float tensor "
+                "(n, channels, h, w) as the network wants it, or a network from a checkpoint that states it"
+            )
+        batch: Tensor = preprocessing(images.numpy() if isinstance(images, Tensor) else images)
+        return batch.to(self._like)
+
     def _request(self, action: str, do: Callable[[], str | None]) -> Event:
         with self._alone():
             return self._session.on_request(action, do)
@@ -272,23 +289,3 @@ class Stream:
 
 def _storages(method: Method) -> set[int]:
     return {p.untyped_storage().data_ptr() for p in method.adapted.values()}
-
-
-def prepare(images: Any, network: nn.Module, *, like: Tensor | None = None) -> Tensor:
-    """A float batch (n, c, h, w) of the network's dtype and device; anything else goes through its `preprocessing`.
-
-    `like`: one of the network's parameters, to save the lookup.
-    """
-    like = next(network.parameters()) if like is None else like
-    if isinstance(images, Tensor) and images.is_floating_point():
-        if images.dim() not in (3, 4) or images.numel() == 0:
-            raise ShapeError(f"images have shape {tuple(images.shape)}; give (n, channels, h, w) or (channels, h, w)")
-        return (images if images.dim() == 4 else images[None]).to(like)
-    preprocessing = getattr(network, "preprocessing", None)
-    if preprocessing is None:
-        raise ConfigError(
-            f"images are {type(images).__name__} and this network has no preprocessing; give a float tensor "
-            "(n, channels, h, w) as the network wants it, or a network from a checkpoint that states it"
-        )
-    batch: Tensor = preprocessing(images.numpy() if isinstance(images, Tensor) else images)
-    return batch.to(like)

@@ -85,8 +85,6 @@ class Window:
     @property
     def mean(self) -> Values:
         """The mean per image; there must have been one."""
-        if not self.entries:
-            raise ValueError("the window is empty")
         if self._mean is None:  # computed anew: a running sum would differ in its last bits after a restart
             self._mean = reduce(np.add, [entry for _, entry in self.entries]) / self.images  # few and short ones
         return self._mean
@@ -132,9 +130,9 @@ def image_stats(images: Tensor) -> ImageStats:
 
 
 def find_broken(stats: ImageStats) -> tuple[Mask, Mask, bool]:
-    """Masks (n,) of images that are not finite or beyond MAX_MAGNITUDE, and of others without contrast.
+    """Masks (n,) of images not finite or beyond MAX_MAGNITUDE, and of blank ones; and whether most are repeated.
 
-    And whether most images have the same sum as another one, as a frozen camera's do.
+    Repeated images, as of a frozen camera, have equal sums.
     """
     magnitude = np.abs(stats[:2]).max((0, 2))
     ruined = ~(magnitude <= MAX_MAGNITUDE)  # NaN compares as false
@@ -171,7 +169,7 @@ def effective_classes(mean: Tensor | Values) -> float:
 
 
 def input_distance(a: Tensor | Values, b: Tensor | Values) -> float:
-    """Symmetric KL divergence of two sets of normal channels, given as mean and mean square (2, c); mean over c."""
+    """Symmetric KL divergence of Gaussian channels, given by mean and mean square (2, c); averaged over channels."""
     (mean_a, square_a), (mean_b, square_b) = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     var_b = square_b - mean_b * mean_b
     # The floor keeps images without any contrast from being infinitely far.

@@ -225,7 +225,7 @@ class Api:
             since = float(request.query_params.get("since", "0"))
         except ValueError:
             raise BadRequestError("since is not a number; give seconds since 1970") from None
-        news = await asyncio.to_thread(self.service.news, since)
+        news = await asyncio.to_thread(self.service.page_updates, since)
         return JSONResponse(news, headers={"cache-control": "no-store"})
 
     def _route(self, path: str, handler: Handler, method: str = "GET", *, private: bool = False) -> Route:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
@@ -135,11 +136,11 @@ class Service:
 
     @between_batches
     def _tell_guards(self, labels: Sequence[Feedback]) -> None:
-        """Let labels of images that the source predicted too enter the tests of their streams."""
-        batches: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+        """Add labels of images that the source predicted, too, to the harm tests of their streams."""
+        batches = defaultdict[tuple[str, int], list[tuple[int, int, int]]](list)
         for feedback in labels:
             batch, adapted, source = feedback.compared or (0, 0, 0)
-            batches.setdefault((feedback.stream, batch), []).append((adapted, source, feedback.label))
+            batches[feedback.stream, batch].append((adapted, source, feedback.label))
         for (name, batch), rows in batches.items():
             try:
                 if name in self.streams:
@@ -230,8 +231,8 @@ class Service:
         """All metrics in the format that Prometheus reads."""
         return self.metrics.text()
 
-    def news(self, since: float) -> dict[str, Any]:
-        """What the live page shows that is newer than a time in seconds since 1970."""
+    def page_updates(self, since: float) -> dict[str, Any]:
+        """Everything on the live page that is newer than a time in seconds since 1970."""
         return self.dashboard.since(since)
 
     def list_streams(self) -> list[dict[str, Any]]:
