@@ -152,21 +152,20 @@ class Monitor:
         counts = [np.bincount(rows, minlength=classes) for rows in (ours, theirs)]
         totals = counts if moments is None else [*counts, len(sample) * moments]
         self._few.add(len(sample), np.concatenate(totals))
-        self._find_few_classes(classes)
+        if self._few.images >= FEW_CLASSES_WINDOW // 2:
+            self.comparison.few_classes = self._has_few_classes(classes)
         self._distance = None
         return (logits if stride == 1 else None), changed, pairs
 
-    def _find_few_classes(self, classes: int) -> None:
-        """Find images of few classes, which batch statistics hide from the adapted network."""
-        if self._few.images < FEW_CLASSES_WINDOW // 2:
-            return
+    def _has_few_classes(self, classes: int) -> bool:
+        """Whether the last images are of few classes, which batch statistics hide from the adapted network."""
         ours, theirs, moments = np.split(self._few.mean, [classes, 2 * classes])
         limit = MIN_MANY_CLASSES if self.comparison.few_classes else MAX_FEW_CLASSES
         few = effective_classes(theirs) < (limit if len(moments) else NO_NORMS * limit) * effective_classes(ours)
-        if few and len(moments):
-            middle, last = self.source.depth_distances(moments)
-            few = middle < MAX_MIDDLE_DISTANCE and last > MIN_DEPTH_RATIO * middle
-        self.comparison.few_classes = few
+        if not few or not len(moments):
+            return few
+        middle, last = self.source.depth_distances(moments)
+        return middle < MAX_MIDDLE_DISTANCE and last > MIN_DEPTH_RATIO * middle
 
     def read(self, method: Method, images: int, *, leading_since: int) -> Reading:
         """The state after a batch, for people."""
