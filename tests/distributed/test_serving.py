@@ -18,8 +18,7 @@ if not all(map(available, ("ray", "fastapi", "starlette", "uvicorn", "prometheus
     pytest.skip("Ray Serve is not installed", allow_module_level=True)
 
 from tests.serve.services import PRIVATE, TOKEN, picture, write_checkpoint
-from trust_tta.distributed.ingress import merge_events, start_serving, stop_serving
-from trust_tta.distributed.serving import ReplicaConfig
+from trust_tta.distributed.serving import ReplicaConfig, merge_events, start_serving, stop_serving
 from trust_tta.serve.metrics import sum_metrics
 from trust_tta.serve.network import NetworkSource
 from trust_tta.serve.server import bind

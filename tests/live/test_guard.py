@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.live.toys import RUINOUS, accuracy, clean, draw, make, ruin, states_equal
 from trust_tta.errors import ConfigError
 from trust_tta.live.calibration import Reference, calibrate
-from trust_tta.live.counters import MAX_UPDATE_INTERVAL, StreamCounters
 from trust_tta.live.guard import Event, Guard
+from trust_tta.live.session import MAX_UPDATE_INTERVAL, StreamCounters
 from trust_tta.live.stream import Stream
 
 LEARNERS = {"tent": 1e-2, "shot": 5e-3}

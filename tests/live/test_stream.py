@@ -294,6 +294,14 @@ def test_a_folder_without_a_readable_snapshot_is_refused(tmp_path: Path) -> None
         Stream(make(), snapshots=tmp_path)
 
 
+def test_a_method_is_free_again_where_the_folder_is_in_use(tmp_path: Path) -> None:
+    method = make()
+    with Stream(make(), snapshots=tmp_path), pytest.raises(StateError, match="belongs to a stream") as refused:
+        Stream(method, snapshots=tmp_path)
+    assert refused.value.__traceback__ is not None  # which keeps the refused stream alive
+    Stream(method).close()
+
+
 def test_the_folder_of_another_method_is_refused(tmp_path: Path) -> None:
     Stream(make("tent"), snapshots=tmp_path).close()
     with pytest.raises(StateError, match="'tent'"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.live.toys import clean, draw, make, states_equal, toy
+from tests.live.toys import clean, draw, make, states_equal
 from trust_tta.live.source_reference import SourceReference
 from trust_tta.live.stream_statistics import (
     Window,
@@ -83,23 +83,8 @@ def test_segmentation_logits_give_one_row_per_pixel() -> None:
     assert len(probability_rows(torch.randn(2, 5, 100, 100))) <= 4096
 
 
-def test_the_input_statistics_are_those_before_the_first_norm() -> None:
+def test_networks_of_few_norms_have_no_depth_moments() -> None:
     source_reference, images = SourceReference(make("tent")), draw(12, seed=4)[0]
-    convolution = toy().body[0]
-    maps = convolution(images)
-    statistics = source_reference.input_statistics(images)
-    torch.testing.assert_close(torch.from_numpy(statistics[0]).float(), maps.mean((0, 2, 3)))
-    torch.testing.assert_close(torch.from_numpy(statistics[1]).float(), maps.square().mean((0, 2, 3)))
-
-
-def test_input_statistics_without_batchnorm_are_of_the_images() -> None:
-    from trust_tta.methods.registry import create_method
-
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(1, 4), nn.Flatten(), nn.Linear(400, 6))
-    source_reference, images = SourceReference(create_method("tent", model)), draw(12, seed=4)[0]
-    torch.testing.assert_close(
-        torch.from_numpy(source_reference.input_statistics(images)[0]).float(), images.mean((0, 2, 3))
-    )
     assert source_reference.predict(images)[1] is None
 
 
@@ -110,7 +95,7 @@ def test_source_reference_keeps_the_source_weights_and_training_statistics(stati
     before = upsample(source_reference(images))
     torch.testing.assert_close(before, make("source")(images))
     state = method.state_dict()
-    source_reference.input_statistics(images)
+    source_reference.predict(images)
     assert states_equal(method.state_dict(), state)
     for batch in clean(3):
         method(batch)

@@ -29,7 +29,7 @@ from trust_tta.models.typed import create_model
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.serve.app import Api
 from trust_tta.serve.network import ServedNetwork, open_network
-from trust_tta.serve.server import address_of, bind, make_server
+from trust_tta.serve.server import Server, address_of, bind
 from trust_tta.serve.service import Service
 from trust_tta.serve.settings import Settings
 
@@ -91,7 +91,7 @@ def serving(
 def running(service: Service) -> Iterator[str]:
     """The address of a service, in a thread of its own until the block ends."""
     listener, ready = bind("127.0.0.1", 0), threading.Event()
-    server = make_server(Api(service, token=TOKEN), on_ready=ready.set)
+    server = Server(Api(service, token=TOKEN), on_ready=ready.set)
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
     try:

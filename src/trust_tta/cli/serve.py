@@ -65,7 +65,7 @@ def run(arguments: Namespace) -> None:
     token = _read_token(arguments)
     from trust_tta.serve.app import Api
     from trust_tta.serve.demo import NOTE, start_replay
-    from trust_tta.serve.server import address_of, bind, log_as_json, make_server, run_server
+    from trust_tta.serve.server import Server, address_of, bind, log_as_json, run_server
 
     listener = bind(arguments.host, arguments.port)
     with tempfile.TemporaryDirectory(prefix="trust-tta-") if folder is None else nullcontext(folder) as place:
@@ -94,7 +94,7 @@ def run(arguments: Namespace) -> None:
         log_as_json()
         note = NOTE if arguments.demo else ""
         api = Api(service, token=used, note=note, allowed_hosts=arguments.allowed_host)
-        run_server(make_server(api, on_ready=ready), listener)
+        run_server(Server(api, on_ready=ready), listener)
 
 
 def _serve_on_cluster(
@@ -109,8 +109,7 @@ def _serve_on_cluster(
 ) -> None:
     """Run replicas over the service's folder, which stays locked, until SIGTERM or SIGINT."""
     from trust_tta.distributed.cluster import connected
-    from trust_tta.distributed.ingress import serve_until_signal
-    from trust_tta.distributed.serving import ReplicaConfig, resources_per_replica
+    from trust_tta.distributed.serving import ReplicaConfig, resources_per_replica, serve_until_signal
 
     replicas, network = arguments.replicas or 2, service.network
     with connected(arguments.address) as ray:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from trust_tta import __version__
-from trust_tta.errors import ConfigError, StateError, TrustError, one_line
+from trust_tta.errors import ConfigError, StateError, one_line
 from trust_tta.optional import require
 
 CONNECT_SECONDS = 3.0  # for a port to answer
@@ -41,26 +41,18 @@ def connected(address: str | None = None, *, cpus: int | None = None) -> Iterato
         raise StateError("this process is connected to a Ray cluster already; call ray.shutdown() first")
     if address is not None:
         _try_joining(address)
+    where: dict[str, Any] = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
     try:
-        _start(ray, address, cpus)
+        try:
+            ray.init(**(where if address is None else {"address": address}), **_QUIET)
+        except Exception as error:  # Ray has no common base class for these errors
+            first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            place = f"at {address}" if address else "on this machine"
+            raise ConfigError(f"no Ray cluster could be used {place}: {one_line(first, longest=300)}") from error
         yield ray
     finally:
         with suppress(Exception):
             ray.shutdown()
-
-
-def _start(ray: ModuleType, address: str | None, cpus: int | None) -> None:
-    try:
-        if address is not None:
-            ray.init(address=address, **_QUIET)
-        else:
-            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_QUIET)
-    except TrustError:
-        raise
-    except Exception as error:  # Ray has no common base class for these errors
-        where = "on this machine" if address is None else f"at {address}"
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ConfigError(f"no Ray cluster could be used {where}: {one_line(first, longest=300)}") from error
 
 
 def _keep_private() -> None:
@@ -82,15 +74,11 @@ def _check_address(address: str) -> None:
         return
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdigit() and 0 < int(port) < 65536) or "/" in address:
-        raise ConfigError(
-            f"--address {address}: give auto, or HOST:PORT of the head node, as `ray start --head` shows it"
-        )
+        raise ConfigError(f"--address {address}: give auto or HOST:PORT of the head node, as `ray start` shows it")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            f"--address {address}: nothing answers there ({error}); give HOST:PORT of a head node that runs"
-        ) from error
+        raise ConfigError(f"--address {address}: no head node answers there ({error}); check HOST:PORT") from error
 
 
 def _try_joining(address: str) -> None:
@@ -99,10 +87,8 @@ def _try_joining(address: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(
-            f"--address {address}: what answers there is no Ray cluster that lets this process join; "
-            "check the address, and RAY_AUTH_MODE and RAY_AUTH_TOKEN"
-        ) from error
+        refused = f"--address {address}: what answers there is no Ray cluster that lets this process join"
+        raise ConfigError(f"{refused}; check the address, RAY_AUTH_MODE and RAY_AUTH_TOKEN") from error
     if done.returncode:
         raise ConfigError(f"--address {address}: {_explain(done.stderr)}")
 

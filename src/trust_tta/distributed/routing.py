@@ -61,7 +61,13 @@ class StreamRouter:
         """The replica that has the stream for as long as the context lasts; None where none is live."""
         assigned = self._assignments.setdefault(stream, _Assignment())
         async with assigned.lock:
-            await self._bring_home(stream, assigned)
+            if assigned.replica != home_of(stream, self.live):
+                while assigned.pending:
+                    assigned.idle.clear()
+                    await assigned.idle.wait()
+                if assigned.replica is not None and assigned.replica in self.live:
+                    await self._release(assigned.replica, stream)
+                assigned.replica = home_of(stream, self.live)  # it may have changed in the meantime
             assigned.pending += 1
             replica = assigned.replica
         try:
@@ -70,14 +76,3 @@ class StreamRouter:
             assigned.pending -= 1
             if assigned.pending == 0:
                 assigned.idle.set()
-
-    async def _bring_home(self, stream: str, assigned: _Assignment) -> None:
-        home = home_of(stream, self.live)
-        if assigned.replica == home:
-            return
-        while assigned.pending:
-            assigned.idle.clear()
-            await assigned.idle.wait()
-        if assigned.replica is not None and assigned.replica in self.live:
-            await self._release(assigned.replica, stream)
-        assigned.replica = home_of(stream, self.live)  # it may have changed in the meantime

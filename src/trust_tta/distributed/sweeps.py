@@ -110,10 +110,8 @@ def _open(reference: Any) -> tuple[Experiment, Provenance]:
     import ray
 
     payload: ExperimentPayload = ray.get(reference)
-    mine = versions()
-    other = [
-        f"{name} {mine[name]} instead of {wanted}" for name, wanted in payload.versions.items() if mine[name] != wanted
-    ]
+    pairs = [(name, found, payload.versions.get(name)) for name, found in versions().items()]
+    other = [f"{name} {found} instead of {wanted}" for name, found, wanted in pairs if found != wanted]
     if other:
         raise ConfigError(f"a worker has {', '.join(other)}; install the same versions on every node")
     experiment = Experiment(payload.config, plan=payload.plan)
@@ -126,10 +124,8 @@ def _check_data(experiment: Experiment, sequence: CellSequence) -> None:
     data, cells = experiment.config.data, experiment.domains_of(sequence)
     if list(fingerprints(experiment.plan, cells)) != [key.fingerprint for key in sequence.keys]:
         names = ", ".join(dict.fromkeys(cell.name for cell in cells))
-        raise DataError(
-            f"the images of {data.dataset} ({names}) on a worker differ from those of the driver; "
-            f"put the same files under {data.root} on every node"
-        )
+        differing = f"the images of {data.dataset} ({names}) on a worker differ from those of the driver"
+        raise DataError(f"{differing}; put the same files under {data.root} on every node")
 
 
 # On the driver

@@ -63,7 +63,13 @@ def train_on_cluster(
             except ray.exceptions.RayError:  # it is restarting, or the machine is busy
                 pass
             for done in ready:
-                ended[running.pop(done)] = _result(ray, done)
+                number = running.pop(done)
+                try:
+                    ended[number] = ray.get(done)
+                except ray.exceptions.RayTaskError as error:
+                    ended[number] = worker_error(error)
+                except ray.exceptions.RayError as error:
+                    ended[number] = TrustError(f"its worker died {MAX_ATTEMPTS} times ({type(error).__name__})")
                 progress.advance()
     finally:
         for left in running:
@@ -71,13 +77,3 @@ def train_on_cluster(
         ray.kill(queue)
     progress.finish()
     return [ended[number] for number in range(len(trainings))]
-
-
-def _result(ray: ModuleType, done: Any) -> TrainedFiles | TrustError:
-    try:
-        found: TrainedFiles | TrustError = ray.get(done)
-        return found
-    except ray.exceptions.RayTaskError as error:
-        return worker_error(error)
-    except ray.exceptions.RayError as error:
-        return TrustError(f"its worker died {MAX_ATTEMPTS} times ({type(error).__name__})")

@@ -64,9 +64,7 @@ def comparison_images(folder: Path | None, preprocessing: Preprocessing) -> NDAr
 def batches(pictures: NDArray[np.uint8], given: InputSpec) -> Iterator[Tensor]:
     """The pictures (n, size, size, 3) in batches of several sizes, and in three shapes if any are accepted."""
     size, first = pictures.shape[1], 0
-    shapes = (
-        [(size, size), (3 * size // 4 + 1, size), (size, 3 * size // 2 + 1)] if given.size is None else [(size, size)]
-    )
+    shapes = [(size, size), (3 * size // 4 + 1, size), (size, 3 * size // 2 + 1)][: 3 if given.size is None else 1]
     for i in range(len(pictures)):
         batch, (height, width) = pictures[first : first + BATCHES[i % len(BATCHES)]], shapes[i % len(shapes)]
         if not len(batch):
@@ -85,12 +83,8 @@ def compare(run: Run, network: torch.nn.Module, images: Iterable[Tensor]) -> Agr
             error, largest = (float(t.abs().max()) for t in (ours - theirs, ours))
             found.append((len(batch), error, largest, int((equal >= ALIKE).sum())))
     counts, errors, logits, alike = zip(*found, strict=True)
-    return Agreement(sum(counts), _largest(errors), _largest(logits), sum(alike))
-
-
-def _largest(values: Iterable[float]) -> float:
-    """The largest; NaN if one of them is."""
-    return float(np.max(list(values)))
+    error, largest = (float(np.max(values)) for values in (errors, logits))  # NaN if one of them is
+    return Agreement(sum(counts), error, largest, sum(alike))
 
 
 def accuracy(run: Run, given: InputSpec) -> float:

@@ -47,19 +47,18 @@ def save_pretrained(
     the weights.
     """
     method = thing if isinstance(thing, Method) else None
-    if (method is None) != (adapted_to is None):
-        raise ConfigError(
-            "adapted_to is missing: describe for the card what the method was adapted to"
-            if method is not None
-            else "adapted_to goes with a method; omit it for a network as it was trained"
-        )
-    network = _ours(thing if method is None else method.shared.network)
+    if method is not None and adapted_to is None:
+        raise ConfigError("adapted_to is missing: describe for the card what the method was adapted to")
+    if method is None and adapted_to is not None:
+        raise ConfigError("adapted_to goes with a method; omit it for a network as it was trained")
+    network = thing if method is None else method.shared.network
+    if not isinstance(network, ScanNetwork | UPerNet):
+        raise ConfigError(f"the network is a {type(network).__name__}; save it with the library that made it")
     state = network_state(method) if method is not None else network.state_dict()
     about = describe(network).to_metadata() | ({"license": license} if license else {})
-    if method is not None:
-        about |= {"adapted_by": method.name, "adapted_to": str(adapted_to)}
     target = Path(folder)
     if method is not None:
+        about |= {"adapted_by": method.name, "adapted_to": str(adapted_to)}
         _write_adaptation(target / STATE, method, state)
     write_whole(target / HUB_WEIGHTS, encode_weights(state, about))
     write_whole(target / CONFIG, json.dumps({"library_name": "trust-tta", **about}, indent=1) + "\n")
@@ -122,23 +121,13 @@ def push_to_hub(
             raise CheckpointError(f"'{repo_id}' cannot be written on the hub: {reason_of(error)}") from error
 
 
-def _ours(network: nn.Module) -> ScanNetwork | UPerNet:
-    if not isinstance(network, ScanNetwork | UPerNet):
-        raise ConfigError(
-            f"the network is a {type(network).__name__}; networks of this package are saved here, others by the "
-            "library that made them"
-        )
-    return network
-
-
 def _write_adaptation(path: Path, method: Method, adapted: Mapping[str, Tensor]) -> None:
     """Write the options and state of a method, and the source values of the changed weights."""
     before = {**method.shared.network.state_dict(), **method.weights.source}
     source = {name: value for name, value in before.items() if not torch.equal(value, adapted[name])}
     options = {name: _plain(name, value) for name, value in _changed_options(method).items()}
-    write_state(
-        path, {"state": method.state_dict(), "source": source}, about={"method": method.name, "options": options}
-    )
+    about = {"method": method.name, "options": options}
+    write_state(path, {"state": method.state_dict(), "source": source}, about=about)
 
 
 def _changed_options(method: Method) -> dict[str, Any]:
@@ -154,9 +143,7 @@ def _plain(name: str, value: Any) -> Any:
         return str(value)
     if isinstance(value, list | tuple):
         return [_plain(name, inner) for inner in value]
-    raise ConfigError(
-        f"the option {name} is a {type(value).__name__}, which a file cannot keep; save the network alone"
-    )
+    raise ConfigError(f"the option {name} is a {type(value).__name__}, which no file keeps; save the network alone")
 
 
 def _card(network: ScanNetwork | UPerNet, about: Mapping[str, str], method: Method | None) -> str:
@@ -173,29 +160,21 @@ def _card(network: ScanNetwork | UPerNet, about: Mapping[str, str], method: Meth
     if network.preprocessing is not None:
         wanted = network.preprocessing
         lines += [f"Images of {wanted.size}x{wanted.size} pixels, mean {wanted.mean}, std {wanted.std}."]
-    lines += ["", *(_adaptation(method, about) if method else [])]
-    call = "adapted_from_pretrained" if method else "from_pretrained"
-    lines += [
-        "```python",
-        f"from trust_tta.export.hub import {call}",
-        "",
-        f'{"method" if method else "model"} = {call}("...")',
-    ]
-    return "\n".join([*lines, "```", ""])
-
-
-def _adaptation(method: Method, about: Mapping[str, str]) -> list[str]:
-    counters, kind = method.counters, method.statistics.kind
-    options = ", ".join(f"{name}={show(value)}" for name, value in _changed_options(method).items())
-    lines = [
-        "## What it was adapted to",
-        "",
-        f"{about['adapted_to']}, without labels, by `{method.name}`{f' ({options})' if options else ''}: "
-        f"{counters.batches} batches, {counters.updates} updates.",
-    ]
-    if kind == "batch" and method.statistics.uses_batch:
+    lines += [""]
+    if method:
+        options = ", ".join(f"{name}={show(value)}" for name, value in _changed_options(method).items())
         lines += [
-            "The method normalizes with the statistics of each batch. The network alone does not: it has those of "
-            "training, and needs the method for the accuracy that was measured."
+            "## What it was adapted to",
+            "",
+            f"{about['adapted_to']}, without labels, by `{method.name}`{f' ({options})' if options else ''}: "
+            f"{method.counters.batches} batches, {method.counters.updates} updates.",
         ]
-    return [*lines, "It fits these data, and may be worse on others than the network it came from.", ""]
+        if method.statistics.kind == "batch" and method.statistics.uses_batch:
+            lines += [
+                "The method normalizes with the statistics of each batch. The network alone does not: it has those of "
+                "training, and needs the method for the accuracy that was measured."
+            ]
+        lines += ["It fits these data, and may be worse on others than the network it came from.", ""]
+    call = "adapted_from_pretrained" if method else "from_pretrained"
+    lines += ["```python", f"from trust_tta.export.hub import {call}", ""]
+    return "\n".join([*lines, f'{"method" if method else "model"} = {call}("...")', "```", ""])

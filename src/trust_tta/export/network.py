@@ -41,14 +41,9 @@ class InputSpec:
 
     def as_dict(self) -> dict[str, Any]:
         side = self.size or "any"
-        shape = ["n", 3, side, side] if self.pixels == "float" else ["n", side, side, 3]
-        values = [0, 1] if self.pixels == "float" else [0, 255]
-        return {
-            "name": "images",
-            "dtype": "float32" if self.pixels == "float" else "uint8",
-            "shape": shape,
-            "range": values,
-        }
+        if self.pixels == "float":
+            return {"name": "images", "dtype": "float32", "shape": ["n", 3, side, side], "range": [0, 1]}
+        return {"name": "images", "dtype": "uint8", "shape": ["n", side, side, 3], "range": [0, 255]}
 
     def from_images(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Convert resized images, uint8 (n, h, w, 3), to this input."""
@@ -91,15 +86,12 @@ class CellMeans(nn.Module):
         self.cells: tuple[int, int] = (cells, cells) if isinstance(cells, int) else tuple(cells)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, columns = (_shares(cells, x.shape[i + 2], x) for i, cells in enumerate(self.cells))
-        return rows @ x @ columns.mT
-
-
-def _shares(cells: int, length: int, like: Tensor) -> Tensor:
-    """The weight (cells, length) of each position in the mean of each cell."""
-    cell, place = torch.arange(cells, device=like.device)[:, None], torch.arange(length, device=like.device)
-    first, end = cell * length // cells, ((cell + 1) * length + cells - 1) // cells
-    return ((place >= first) & (place < end)).to(like.dtype) / (end - first)
+        shares = []  # (cells, length) for each axis: the weight of each position in the mean of each cell
+        for cells, length in zip(self.cells, x.shape[2:], strict=True):
+            cell, place = torch.arange(cells, device=x.device)[:, None], torch.arange(length, device=x.device)
+            first, end = cell * length // cells, ((cell + 1) * length + cells - 1) // cells
+            shares.append(((place >= first) & (place < end)).to(x.dtype) / (end - first))
+        return shares[0] @ x @ shares[1].mT
 
 
 def trace(network: PixelInputNetwork, given: InputSpec) -> torch.export.ExportedProgram:
@@ -123,9 +115,7 @@ def _traced_sides(network: nn.Module) -> tuple[int, int]:
 def require_any_size(network: nn.Module) -> None:
     """Refuse networks that have parameters for each position of a map of fixed size."""
     if isinstance(network, Vim | LocalVMamba | VSSD):
-        raise ConfigError(
-            f"a {type(network).__name__} is exported for images of one size alone; omit size, or give one"
-        )
+        raise ConfigError(f"a {type(network).__name__} is exported for images of one size; omit size, or give one")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ The recurrence is one `Scan` of two operators. Unrolled in chunks, it would have
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ FOLDED = 1 << 26  # elements of a constant that may be folded while exporting
 def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping[str, str]) -> None:
     """Write one file with all weights, `about` as metadata, the input `images` and the output `logits`."""
     onnx, optimizer = require("onnx", extra="export"), require("onnxscript.optimizer", extra="export")
+    from trust_tta.export import onnx_operators
+
+    translations: dict[Callable[..., Any], Callable[..., Any]] = {
+        torch.ops.trust_tta.scan_linear.default: onnx_operators.scan_linear,
+        torch.ops.aten.softplus.default: onnx_operators.softplus,
+    }
     with quiet(), torch.no_grad():
         made = torch.onnx.export(
             program,
@@ -29,7 +36,7 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping
             opset_version=OPSET,
             input_names=["images"],
             output_names=["logits"],
-            custom_translation_table=_translations(),
+            custom_translation_table=translations,
             optimize=False,
             verbose=False,
         )
@@ -40,21 +47,16 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping
     for part in (model.graph, *_nodes(model.graph)):
         part.ClearField("metadata_props")  # stack traces with paths of this machine
     del model.graph.value_info[:]  # shapes from before constants were folded
-    _name_sides(model.graph)
+    sides = (side.dim_param for side in model.graph.input[0].type.tensor_type.shape.dim if side.dim_param)
+    names = dict(zip(sides, "nhw", strict=False))  # of the free dimensions, which the logits may have, too
+    for value in (*model.graph.input, *model.graph.output):
+        for side in value.type.tensor_type.shape.dim:
+            if side.dim_param:
+                side.dim_param = names.get(side.dim_param, side.dim_param)
     model.producer_name, model.producer_version = "trust-tta", about.get("trust_tta", "")
     del model.metadata_props[:]
     onnx.helper.set_model_props(model, dict(about))
     onnx.save(model, path)
-
-
-def _name_sides(graph: Any) -> None:
-    """Name the free dimensions of the images n, h and w, and the same dimensions of the logits."""
-    given = graph.input[0].type.tensor_type.shape.dim
-    words = {side.dim_param: word for side, word in zip((s for s in given if s.dim_param), "nhw", strict=False)}
-    for value in (*graph.input, *graph.output):
-        for side in value.type.tensor_type.shape.dim:
-            if side.dim_param:
-                side.dim_param = words.get(side.dim_param, side.dim_param)
 
 
 def quantize(path: Path) -> None:
@@ -77,11 +79,9 @@ def describe(path: Path) -> dict[str, Any]:
     """The opset, the number of nodes (of all graphs), the operators and the bytes of a file."""
     onnx = require("onnx", extra="export")
     model = onnx.load(path, load_external_data=False)
-    operators: dict[str, int] = {}
-    for node in _nodes(model.graph):
-        operators[node.op_type] = operators.get(node.op_type, 0) + 1
+    operators = Counter(node.op_type for node in _nodes(model.graph))
     opset = next(imported.version for imported in model.opset_import if imported.domain in ("", "ai.onnx"))
-    return {"opset": opset, "nodes": sum(operators.values()), "operators": operators, "bytes": path.stat().st_size}
+    return {"opset": opset, "nodes": operators.total(), "operators": dict(operators), "bytes": path.stat().st_size}
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
@@ -90,12 +90,3 @@ def _nodes(graph: Any) -> Iterator[Any]:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield from _nodes(attribute.g)
-
-
-def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    from trust_tta.export import onnx_operators
-
-    return {
-        torch.ops.trust_tta.scan_linear.default: onnx_operators.scan_linear,
-        torch.ops.aten.softplus.default: onnx_operators.softplus,
-    }

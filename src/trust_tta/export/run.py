@@ -112,9 +112,8 @@ def _check_options(to: str, size: Size, pixels: Pixels, int8: bool) -> None:
         raise ConfigError(f"size is {show(size)}; give a number of pixels >= 1, 'any', or omit it")
     if size == "any" and to != "onnx":
         raise ConfigError(f"size 'any' is for the format 'onnx', and '{to}' is asked for; omit it, or give a number")
-    if to == "onnx":
-        for package in ("onnx", "onnxruntime", "onnxscript"):
-            require(package, extra="export")
+    for package in ("onnx", "onnxruntime", "onnxscript") if to == "onnx" else ():
+        require(package, extra="export")
 
 
 def _compare_accuracy(
@@ -125,10 +124,7 @@ def _compare_accuracy(
         return None
     ours, theirs = check.accuracy(network, given), check.accuracy(run, given)
     if theirs < ours - check.POINT:
-        raise TrustError(
-            f"as int8 the network gets {theirs:.2f} % of the shipped images right, instead of {ours:.2f} %; nothing "
-            "was kept, omit int8"
-        )
+        raise TrustError(f"int8 costs accuracy: {theirs:.2f} % instead of {ours:.2f} %; nothing was kept, omit int8")
     return ours, theirs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -66,32 +67,23 @@ def load_source(
     and `classes` are for files that do not state theirs. None: the network `variant`, which loads its own weights.
     """
     if isinstance(origin, Method):
-        return _of_state(_of_network(_source_of(origin)), origin.state_dict(), {})
+        given = origin.detach()
+        network = copy.deepcopy(getattr(given, "_orig_mod", given))  # the caller's is not changed
+        with torch.no_grad():
+            for name, value in origin.weights.source.items():
+                network.get_parameter(name).copy_(value)
+        return _of_state(_of_network(network), origin.state_dict(), {})
     if isinstance(origin, nn.Module):
         return _of_network(origin)
     stated: dict[str, Any] = {"variant": variant, "preprocessing": preprocessing, "classes": classes}
     state = None if origin is None else _read_state(Path(origin))
     if state is None:
         if checkpoint is not None:
-            raise ConfigError(
-                f"'{origin}' is a checkpoint itself, and the checkpoint '{checkpoint}' is given; omit one"
-            )
+            raise ConfigError(f"'{origin}' is a checkpoint itself, and '{checkpoint}' is given, too; omit one")
         return _of_checkpoint(Checkpoint.open(origin, **stated))
     if checkpoint is None:
-        raise ConfigError(
-            f"'{origin}' holds an adapted state, not the whole network; give the checkpoint it was adapted from"
-        )
+        raise ConfigError(f"'{origin}' holds an adapted state, not a network; give the checkpoint it was adapted from")
     return _of_state(_of_checkpoint(Checkpoint.open(checkpoint, **stated)), *state)
-
-
-@torch.no_grad()
-def _source_of(method: Method) -> nn.Module:
-    """A copy of a method's network before adaptation; the caller's network is not changed."""
-    given = method.detach()
-    network = copy.deepcopy(getattr(given, "_orig_mod", given))
-    for name, value in method.weights.source.items():
-        network.get_parameter(name).copy_(value)
-    return network
 
 
 def _of_network(network: nn.Module) -> ExportSource:
@@ -106,23 +98,18 @@ def _of_network(network: nn.Module) -> ExportSource:
 def _of_checkpoint(checkpoint: Checkpoint) -> ExportSource:
     name = checkpoint.file.stem if checkpoint.file else checkpoint.variant.replace(":", "_")
     about = {"trust_tta": __version__, **checkpoint.info.to_metadata(), "sha256": checkpoint.sha256}
-    known = ("adapted_by", "adapted_from", "adapted_on")
-    about |= {key: checkpoint.metadata[key] for key in known if key in checkpoint.metadata}
+    adaptation = ("adapted_by", "adapted_from", "adapted_on")
+    about |= {key: checkpoint.metadata[key] for key in adaptation if key in checkpoint.metadata}
     return ExportSource(checkpoint.load(), name, checkpoint.preprocessing, about)
 
 
 def _read_state(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
     """The state of a method in a file or folder, and the counts of its stream; None if there is no state."""
     if path.is_dir():
-        folder = Folder(path)
-        try:
+        with closing(Folder(path)) as folder:
             snapshot, problems = folder.newest()
-        finally:
-            folder.close()
         if snapshot is None:
-            raise StateError(
-                f"there is no snapshot in '{path}' that can be read: {'; '.join(problems) or 'it is empty'}"
-            )
+            raise StateError(f"no snapshot in '{path}' can be read: {'; '.join(problems) or 'there is none'}")
         return snapshot.state["method"], snapshot.state.get("books", {})
     if path.suffix == ".safetensors" and _is_snapshot(path):
         state, _ = read_state(path)
@@ -153,18 +140,15 @@ def _of_state(source: ExportSource, state: Mapping[str, Any], books: Mapping[str
     """The source with the weights and statistics of a state, all of which must fit."""
     parameters = dict(source.network.named_parameters())
     moved = _load(parameters, state["adapted"], "weights")
-    statistics = state["statistics"]
     norms = {name: m for name, m in source.network.named_modules() if isinstance(m, _BatchNorm)}
-    used = _used_statistics(norms, statistics)
+    used = _used_statistics(norms, state["statistics"])
     for ours, theirs in (("running_mean", "mean"), ("running_var", "variance")):
         if used.get(theirs):
             buffers = {name: getattr(norm, ours) for name, norm in norms.items()}
             moved += _load(buffers, used[theirs], "statistics")
     moved += _correct_bias(source.network, state.get("extra") or {})
     if not moved and state["method"] != "source":
-        raise StateError(
-            f"this state of '{state['method']}' changes no weights or statistics; export the network itself"
-        )
+        raise StateError(f"the state of '{state['method']}' changes no weights or statistics; export the network")
     counted = {**state.get("counters", {}), **{key: books[key] for key in ("images", "batches") if key in books}}
     about = {
         **{key: value for key, value in source.about.items() if key != "sha256"},
@@ -210,10 +194,8 @@ def _load(targets: Mapping[str, Tensor | None], values: Mapping[str, Any], what:
         if target is None or not isinstance(value, Tensor) or target.shape != value.shape:
             given = tuple(value.shape) if isinstance(value, Tensor) else show(value)
             expected = "does not exist" if target is None else f"{tuple(target.shape)}"
-            raise CheckpointError(
-                f"the {what} of this state do not fit the network: '{name}' is {given}, the network's {expected}; "
-                "give the checkpoint it was adapted from"
-            )
+            wrong = f"the {what} of this state do not fit the network: '{name}' is {given}, the network's {expected}"
+            raise CheckpointError(f"{wrong}; give the checkpoint it was adapted from")
         if not bool(value.isfinite().all()):
             raise StateError(f"the {what} '{name}' of this state are not finite; take an earlier one")
         changed += not torch.equal(target, value.to(target))

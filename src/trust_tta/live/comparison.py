@@ -24,6 +24,7 @@ from torch import Tensor
 
 from trust_tta.errors import StateError
 from trust_tta.live.sequential_test import HarmTest
+from trust_tta.live.snapshots import check_keys, check_number
 from trust_tta.live.stream_statistics import Values, Window
 from trust_tta.schema import show
 
@@ -72,7 +73,7 @@ class Comparison:
         self._pending = NO_ROWS  # adapted and source class, log confidence of images that do not fill a block yet
 
     def add(self, adapted: NDArray[Any], source: NDArray[Any], log_confidence: NDArray[Any], *, classes: int) -> bool:
-        """Take predicted classes (n,) and the source's log confidence (n,); returns whether the images changed.
+        """Add predicted classes (n,) and the source's log confidence (n,); returns whether the images changed.
 
         Small batches are gathered until they make up a block.
         """
@@ -96,7 +97,7 @@ class Comparison:
         return changed
 
     def add_labels(self, adapted: NDArray[Any], source: NDArray[Any], labels: NDArray[Any]) -> None:
-        """Take labels (n,) of images that both networks have predicted: exact evidence, at any later time."""
+        """Add labels (n,) of images that both networks have predicted: exact evidence, at any later time."""
         for ours, theirs, label in zip(adapted, source, labels, strict=True):
             evidence = float(theirs == label) - float(ours == label)
             self.test.add(evidence)
@@ -187,16 +188,12 @@ class Comparison:
 
     def check_state(self, state: Any) -> None:
         """Refuse what `state` cannot have returned."""
-        if not isinstance(state, Mapping) or set(state) != set(self.state()):
-            raise StateError(f"the snapshot's comparison is not a dict of {', '.join(self.state())}")
+        check_keys(state, self.state(), "comparison")
         HarmTest.check_state(state["test"])
-        total, batches, changes, pending = (state[name] for name in ("total", "batches", "changes", "pending"))
-        if type(total) is not float or not abs(total) <= MAX_TOTAL:
-            raise StateError(f"the snapshot's total is {show(total)}; a number up to {MAX_TOTAL:.1f} is wanted")
-        if type(batches) is not int or not 0 <= batches <= 2**53:
-            raise StateError(f"the snapshot has compared {show(batches)} batches; a count is wanted")
-        if type(state["few_classes"]) is not bool:
-            raise StateError(f"the snapshot's few_classes is {show(state['few_classes'])}; a bool is wanted")
+        check_number(state["total"], "total", float, low=-MAX_TOTAL, high=MAX_TOTAL)
+        check_number(state["batches"], "number of compared batches", int)
+        check_number(state["few_classes"], "few_classes", bool)
+        changes, pending = state["changes"], state["pending"]
         if not isinstance(changes, list) or len(changes) > RECENT or any(type(c) is not bool for c in changes):
             raise StateError(f"the snapshot's changes are {show(changes)}; at most {RECENT} bools are wanted")
         Window.check_state("window", state["window"])
@@ -205,12 +202,7 @@ class Comparison:
             if odd or bool((values[1:] < 0).any()) or not float(values[3:].sum()) > 0:
                 raise StateError("the snapshot's window 'window' has a sum that is not one of predictions")
         shaped = isinstance(pending, Tensor) and pending.dtype == torch.float64 and pending.shape[1:] == (3,)
-        if (
-            not shaped
-            or len(pending) >= BLOCK
-            or not bool(pending.isfinite().all())
-            or bool((pending[:, :2] < 0).any())
-        ):
+        if not shaped or len(pending) >= BLOCK or not bool(pending.isfinite().all() & (pending[:, :2] >= 0).all()):
             raise StateError(f"the snapshot's pending predictions are not a tensor of fewer than {BLOCK} rows of three")
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -222,7 +214,7 @@ class Comparison:
 
 
 def _sums(rows: Values, classes: int) -> Values:
-    """Of rows of adapted class, source class, log confidence: log confidence, its square, differences, counts."""
+    """Sums over rows (adapted class, source class, log confidence): log confidence, its square, unequal, counts."""
     pairs = rows[:, :2].astype(np.int64)
     moments = rows[:, 2].sum(), np.square(rows[:, 2]).sum(), (pairs[:, 0] != pairs[:, 1]).sum()
     return np.concatenate([moments, *(np.bincount(each, minlength=classes) for each in pairs.T)])

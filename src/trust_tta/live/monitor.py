@@ -11,21 +11,20 @@ from torch import Tensor
 
 from trust_tta.errors import StateError
 from trust_tta.live.calibration import Reference
-from trust_tta.live.comparison import BLOCK, COMPARED_IMAGES, TEST_TOLERANCE, Comparison, differs
+from trust_tta.live.comparison import BLOCK, COMPARED_IMAGES, MIN_WEIGHT, TEST_TOLERANCE, Comparison, differs
 from trust_tta.live.guard import Guard
-from trust_tta.live.inputs import ImageStats
+from trust_tta.live.snapshots import check_keys, check_number
 from trust_tta.live.source_reference import SourceReference
 from trust_tta.live.stream_statistics import (
+    ImageStats,
     Reading,
-    Values,
     Window,
     effective_classes,
     probability_rows,
     weight_distance,
 )
 from trust_tta.methods.base import Method
-from trust_tta.ops.segmentation_logits import Logits
-from trust_tta.schema import show
+from trust_tta.ops.segmentation_logits import Logits, upsample
 
 MAX_COMPARED = 64  # images of a batch that are compared, unless the source predicts all of them
 FEW_CLASSES_WINDOW = 64  # images that suffice to say that they are of few classes
@@ -68,7 +67,7 @@ class Monitor:
         return "source" if self.comparison.weight < 0.5 else "adapted"
 
     def predict_alone(self, images: Tensor, *, adapt: bool) -> tuple[Logits, bool]:
-        """The source's prediction in place of the method's, and whether the images changed."""
+        """The source's logits in place of the method's, and whether the images changed."""
         self._pay(len(images), taken=1, alone=self.step_passes if adapt else 1)
         logits = self.source(images)
         self._rows = probability_rows(logits).cpu().numpy()
@@ -80,7 +79,7 @@ class Monitor:
         return logits, changed
 
     def add(self, stats: ImageStats, output: Tensor, *, passes: int, adapt: bool, adapted: bool) -> bool:
-        """Take a batch's image statistics and prediction; returns whether the source should predict it, too.
+        """Add a batch's image statistics and prediction; returns whether the source should predict the batch, too.
 
         `passes`: forward and backward passes that the method took, `adapted`: for an update.
         """
@@ -104,16 +103,33 @@ class Monitor:
         self.allowance += self.guard.budget * images * alone
         self.credit = min(self.credit + images * ((1 + self.guard.budget) * alone - taken), 2.0 * MAX_COMPARED)
 
-    def predict_all(self, images: Tensor) -> Logits:
-        """The source's prediction beside the method's."""
-        self.spent += len(images)
-        self.credit -= len(images)
-        return self.source(images)
+    def mix(self, images: Tensor, logits: Tensor, source: Logits | None) -> Tensor:
+        """The logits to serve: the adapted network's, the source's, or the logarithm of a mixture of both.
+
+        Probabilities where the method returns these. `source`: the source's logits, if it predicted all images.
+        """
+        weight, dense = self.comparison.weight, logits.dim() > 2  # maps are large, and not mixed
+        if not self.comparison.in_doubt or (dense and weight >= 0.5):
+            return logits
+        if source is None:
+            self.spent += len(images)
+            self.credit -= len(images)
+            source = self.source(images)
+        theirs = upsample(source).to(logits)
+        if weight < MIN_WEIGHT or dense:
+            return theirs.softmax(1) if self._probabilities else theirs
+        ours = logits.clamp_min(1e-9).log() if self._probabilities else logits
+        # Methods change the scale of logits, and the surer network would prevail.
+        target, margin = ((each.amax(1) - each.mean(1)).mean() for each in (theirs, ours))
+        ours = target / margin.clamp_min(1e-6) * ours
+        mixture = weight * ours.softmax(1) + (1 - weight) * theirs.softmax(1)
+        return mixture if self._probabilities else mixture.clamp_min(1e-30).log()
 
     def compare(self, images: Tensor, output: Tensor) -> tuple[Logits | None, bool, Tensor | None]:
-        """Compare a prediction; returns the source's, None if only of a sample, and whether the images changed.
+        """Let the source predict a batch, or a sample of it, and compare its classes with the method's.
 
-        And the classes (n, 2) that both predict, -1 for images that were not compared; None for segmentation.
+        Returns the source's logits (None for a sample), whether the images changed, and the classes (n, 2) of both
+        networks, -1 for images that were not compared; None for segmentation.
         """
         share = min(len(images), MAX_COMPARED, max(1, int(self.allowance)))
         stride = 1 if self._surprised or self.comparison.in_doubt else -(-len(images) // share)
@@ -134,22 +150,22 @@ class Monitor:
         ours, classes = adapted.argmax(1).cpu().numpy(), source.shape[1]
         changed = self.comparison.add(ours, theirs, np.log(np.maximum(confidence, 1e-30)), classes=classes)
         counts = [np.bincount(rows, minlength=classes) for rows in (ours, theirs)]
-        self._follow_few_classes(len(sample), np.concatenate([*counts, len(sample) * _or_empty(moments)]), classes)
+        totals = counts if moments is None else [*counts, len(sample) * moments]
+        self._few.add(len(sample), np.concatenate(totals))
+        if self._few.images >= FEW_CLASSES_WINDOW // 2:
+            self.comparison.few_classes = self._has_few_classes(classes)
         self._distance = None
         return (logits if stride == 1 else None), changed, pairs
 
-    def _follow_few_classes(self, images: int, total: Values, classes: int) -> None:
-        """Find images of few classes, which batch statistics hide from the adapted network."""
-        self._few.add(images, total)
-        if self._few.images < FEW_CLASSES_WINDOW // 2:
-            return
+    def _has_few_classes(self, classes: int) -> bool:
+        """Whether the last images are of few classes, which batch statistics hide from the adapted network."""
         ours, theirs, moments = np.split(self._few.mean, [classes, 2 * classes])
         limit = MIN_MANY_CLASSES if self.comparison.few_classes else MAX_FEW_CLASSES
         few = effective_classes(theirs) < (limit if len(moments) else NO_NORMS * limit) * effective_classes(ours)
-        if few and len(moments):
-            middle, last = self.source.depth_distances(moments)
-            few = middle < MAX_MIDDLE_DISTANCE and last > MIN_DEPTH_RATIO * middle
-        self.comparison.few_classes = few
+        if not few or not len(moments):
+            return few
+        middle, last = self.source.depth_distances(moments)
+        return middle < MAX_MIDDLE_DISTANCE and last > MIN_DEPTH_RATIO * middle
 
     def read(self, method: Method, images: int, *, leading_since: int) -> Reading:
         """The state after a batch, for people."""
@@ -192,9 +208,10 @@ class Monitor:
         """Refuse what `state` cannot have returned; that of an earlier version is accepted, and ignored."""
         if _is_earlier(state):
             return
-        if not isinstance(state, Mapping) or set(state) != set(self.state()):
-            raise StateError(f"the snapshot's monitor is {show(state)}; a dict of {', '.join(self.state())} is wanted")
-        _check_budget(state)
+        check_keys(state, self.state(), "monitor")
+        for name in AMOUNTS:
+            check_number(state[name], name, float, low=-1e18 if name == "credit" else 0, high=1e18)
+        check_number(state["step_passes"], "step_passes", int)
         self.comparison.check_state(state["comparison"])
         for name in ("few_classes", "served"):
             Window.check_state(name, state[name])
@@ -213,22 +230,9 @@ class Monitor:
         self._distance = None
 
 
-def _check_budget(state: Mapping[str, Any]) -> None:
-    for name in AMOUNTS:
-        if type(state[name]) is not float or not (-1e18 if name == "credit" else 0) <= state[name] <= 1e18:
-            raise StateError(f"the snapshot's {name} is {show(state[name])}; a number is wanted")
-    passes = state["step_passes"]
-    if type(passes) is not int or not 0 <= passes <= 2**53:
-        raise StateError(f"the snapshot's step_passes is {show(passes)}; a count is wanted")
-
-
 def _is_earlier(state: Any) -> bool:
     """Whether this is the state of a monitor of an earlier version: with other windows, or another comparison."""
     if not isinstance(state, Mapping):
         return False
     comparison = state.get("comparison")
     return "monitors" in state or (isinstance(comparison, Mapping) and "recent" in comparison)
-
-
-def _or_empty(moments: Values | None) -> Values:
-    return np.zeros(0) if moments is None else moments

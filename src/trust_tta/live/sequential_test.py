@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trust_tta.errors import StateError
+from trust_tta.live.snapshots import check_keys, check_number
 from trust_tta.schema import show
 
 STAKES = (0.2, 0.5, 0.9)
@@ -33,7 +34,7 @@ class HarmTest:
         self._wealth = [0.0] * len(STAKES)
 
     def add(self, evidence: float) -> float:
-        """Take one value in [-1, 1], positive if it speaks for the source; returns the e-value."""
+        """Add one value in [-1, 1], positive if it speaks for the source; returns the e-value."""
         self.steps += 1
         t, x = self.steps, min(max(evidence, -1.0), 1.0)
         new = 1 / (t * (t + 1))
@@ -56,24 +57,15 @@ class HarmTest:
     @staticmethod
     def check_state(state: Any) -> None:
         """Refuse what `state` cannot have returned."""
-        if not isinstance(state, Mapping) or set(state) != {"steps", "e_value", "peak", "wealth"}:
-            raise StateError(
-                f"the snapshot's test is {show(state)}; a dict of steps, e_value, peak and wealth is wanted"
-            )
+        check_keys(state, ("steps", "e_value", "peak", "wealth"), "test")
         wealth = state["wealth"]
-        if type(state["steps"]) is not int or not 0 <= state["steps"] <= 2**53:
-            raise StateError(f"the snapshot's test has taken {show(state['steps'])} steps; a count is wanted")
         if not isinstance(wealth, list) or len(wealth) != len(STAKES):
-            raise StateError(
-                f"the snapshot's test has wealth {show(wealth)}; a list of {len(STAKES)} numbers is wanted"
-            )
-        for value in (state["e_value"], state["peak"], *wealth):
-            if type(value) is not float or not 0 <= value <= 2 * MAX_WEALTH:
-                raise StateError(
-                    f"the snapshot's test holds {show(value)}; numbers from 0 to {MAX_WEALTH:g} are wanted"
-                )
-        if state["peak"] < 1:
-            raise StateError(f"the snapshot's test has a peak of {show(state['peak'])}; it begins at 1")
+            raise StateError(f"the snapshot's test.wealth is {show(wealth)}, not a list of {len(STAKES)} numbers")
+        check_number(state["steps"], "test.steps", int)
+        check_number(state["peak"], "test.peak", float, low=1, high=2 * MAX_WEALTH)
+        check_number(state["e_value"], "test.e_value", float, high=2 * MAX_WEALTH)
+        for value in wealth:
+            check_number(value, "test.wealth", float, high=2 * MAX_WEALTH)
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.steps, self.e_value, self.peak = state["steps"], state["e_value"], state["peak"]

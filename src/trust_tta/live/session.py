@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from trust_tta.errors import ConfigError, DataError, StateError
 from trust_tta.live.calibration import Reference
 from trust_tta.live.comparison import MIN_WEIGHT
-from trust_tta.live.counters import StreamCounters
 from trust_tta.live.guard import Action, Event, EventKind, Guard
-from trust_tta.live.inputs import ImageStats, blank, examine, mostly_repeated, usable
 from trust_tta.live.monitor import Monitor
-from trust_tta.live.snapshots import Memory, Snapshot, Snapshots
-from trust_tta.live.stream_statistics import Reading, effective_classes, probability_rows
+from trust_tta.live.snapshots import Folder, Memory, Snapshot, check_number
+from trust_tta.live.stream_statistics import (
+    ImageStats,
+    Mask,
+    Reading,
+    effective_classes,
+    find_broken,
+    image_stats,
+    probability_rows,
+)
 from trust_tta.methods.base import Method
 from trust_tta.methods.validation import all_finite
 from trust_tta.ops.segmentation_logits import Logits, upsample
@@ -35,6 +39,17 @@ OLD_ALARMS = ("drift", "class_shift", "few_classes")  # in snapshots of earlier 
 MAX_LED_WEIGHT = 0.1  # of the adapted network, below which the source leads; without evidence it is 0.12
 SLOWEST = 4  # batches per update while the source predicts alone
 RESTART_IMAGES = 512  # that the source predicts alone before adaptation begins anew from it
+MAX_UPDATE_INTERVAL = 64  # batches per update, after repeated alarms
+
+# Names in snapshots of earlier versions; None: no longer needed.
+_OLD_NAMES: Mapping[str, str | None] = {
+    "good": "good_snapshot",
+    "candidate": "candidate_snapshot",
+    "snapshot": "last_snapshot",
+    "slow": "update_interval",
+    "wait": "update_delay",
+    **dict.fromkeys(("attentive", "doubtful", "farthest", "peak_distance", "since_check", "collapsed", "returned")),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +69,58 @@ class Result:
     batch: int = 0
 
 
+@dataclass
+class StreamCounters:
+    """Counters of a stream; plain values only, as `vars` of it is part of every snapshot."""
+
+    batches: int = 0
+    images: int = 0
+    events: int = 0
+    updates: int = 0  # since the state was last restored
+    restored_at: int = 0  # batch after which that was
+    at_source: bool = True  # nothing has been learned, or all of it was undone
+    since_snapshot: int = 0  # images
+    good_snapshot: int = 0  # number of the last good snapshot
+    candidate_snapshot: int = 0  # number of the one that becomes good if nothing happens; 0: none
+    last_snapshot: int = 0  # number of the last one written
+    paused: bool = False
+    leading_since: int = 0  # batch since which the source has had more weight; 0: it has not
+    led: int = 0  # images that it has predicted alone since
+    update_interval: int = 1  # update on every n-th batch
+    update_delay: int = 0  # batches until the next update
+
+    def take_turn(self) -> bool:
+        """Whether this batch is an update; counts it."""
+        due = self.update_delay == 0
+        self.update_delay = self.update_interval - 1 if due else self.update_delay - 1
+        return due
+
+    def halve_update_rate(self) -> None:
+        self.update_interval = min(2 * self.update_interval, MAX_UPDATE_INTERVAL)
+        self.update_delay = self.update_interval - 1
+
+    def double_update_rate(self) -> None:
+        self.update_interval = max(1, self.update_interval // 2)
+        self.update_delay = min(self.update_delay, self.update_interval - 1)
+
+    @classmethod
+    def from_state(cls, state: Any) -> StreamCounters:
+        """Counters of a snapshot, also of an earlier version; refused if a name, type or value is not allowed."""
+        if not isinstance(state, Mapping):
+            raise StateError(f"the snapshot's counters are a {type(state).__name__}; a dict is wanted")
+        current: dict[Any, Any] = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
+        current.pop(None, None)
+        kinds = {field.name: type(field.default) for field in fields(cls)}
+        for name, value in current.items():
+            if name not in kinds:
+                raise StateError(f"the snapshot has an unknown counter {show(name)}; is it of a later version?")
+            check_number(value, name, kinds[name])
+        counters = cls(**current)
+        check_number(counters.update_interval, "update_interval", int, low=1, high=MAX_UPDATE_INTERVAL)
+        check_number(counters.update_delay, "update_delay", int, high=counters.update_interval - 1)
+        return counters
+
+
 class Session:
     """A method, its health monitor, the guard's policy and the snapshots."""
 
@@ -61,7 +128,7 @@ class Session:
         self,
         method: Method,
         guard: Guard | None,
-        store: Snapshots,
+        store: Memory | Folder,
         *,
         reference: Reference | None,
         on_event: Callable[[Event], None] | None,
@@ -77,8 +144,6 @@ class Session:
         self._compared: Tensor | None = None  # `Result.compared` of this call
         self._on_event = on_event
 
-    # One batch
-
     def step(self, images: Tensor, *, adapt: bool = True) -> Result:
         """Predict images (n, c, h, w), and adapt on them unless told not to or an alarm forbids it.
 
@@ -90,34 +155,46 @@ class Session:
             counters.batches += 1
             counters.images += n
             counters.since_snapshot += n  # before anything is saved: a restart from there has seen them
-        stats = examine(images)
-        good, monitored = self._check_images(stats)
+        stats = image_stats(images)
+        good, blank, monitored = self._check_images(stats)
         if good.all():
             logits, adapted = self._step(images, stats, adapt=adapt, monitored=monitored)
         else:
-            logits, adapted = self._step_on_good(images, stats, good, adapt=adapt, monitored=monitored)
+            logits, adapted = self._step_on_good(images, stats, good, blank, adapt=adapt, monitored=monitored)
         if adapt and counters.since_snapshot >= self.policy.snapshot_every:
-            self._save_candidate()
+            fine = not counters.leading_since
+            if counters.candidate_snapshot and fine:  # no alarm since, and the source did not lead: it has proved good
+                counters.good_snapshot = counters.candidate_snapshot
+                counters.double_update_rate()
+            self.save(candidate=fine)
         return Result(logits, adapted, tuple(self._events), self.reading, self._compared, counters.batches)
 
-    def _check_images(self, stats: ImageStats) -> tuple[NDArray[np.bool_], bool]:
-        """Mask (n,) of the images to adapt on; and whether the batch counts for the monitors. Raises `broken_input`."""
-        finite = usable(stats)
-        good = finite & ~blank(stats) if self.monitor else finite
+    def _check_images(self, stats: ImageStats) -> tuple[Mask, Mask, bool]:
+        """Masks (n,) of the images to adapt on and of blank ones; and whether the batch counts for the monitors.
+
+        Images that are not finite, blank or repeated raise the alarm `broken_input`.
+        """
+        ruined, blank, repeated = find_broken(stats)
+        blank &= self.monitor is not None  # without a guard, the method adapts on blank images, too
+        good = ~(ruined | blank)
         n, bad = len(good), int((~good).sum())
-        kind = "blank" if finite.all() else "not finite"
-        reason = f"{'half of the images or more' if 2 * bad >= n else 'some images'} are {kind}" if bad else ""
+        kind = "not finite" if ruined.any() else "blank"
         broken = 2 * bad >= n
-        if not bad and self.monitor and mostly_repeated(stats):
+        reason = f"{'half of the images or more' if broken else 'some images'} are {kind}" if bad else ""
+        if not bad and self.monitor and repeated:
             reason, broken, bad = "most images are the same", True, n
-        if reason:
-            self._begin_broken_input("skip" if broken else "none", reason, bad)
-        else:
+        if not reason:
             self._alarms.pop("broken_input", None)
-        return good, not broken
+            return good, blank, True
+        if "broken_input" in self._alarms and not broken:
+            self._alarms["broken_input"] = "none"
+        elif self._alarms.get("broken_input") == "none":
+            del self._alarms["broken_input"]  # more are broken than before: an event again
+        self._begin("broken_input", "skip" if broken else "none", reason, {"images": bad})
+        return good, blank, not broken
 
     def _step_on_good(
-        self, images: Tensor, stats: ImageStats, good: NDArray[np.bool_], *, adapt: bool, monitored: bool
+        self, images: Tensor, stats: ImageStats, good: Mask, blank: Mask, *, adapt: bool, monitored: bool
     ) -> tuple[Tensor, bool]:
         """Logits of all images, and whether the method adapted on the good ones; rows not finite are NaN."""
         mask = torch.from_numpy(good).to(images.device)
@@ -132,67 +209,49 @@ class Session:
             compared = self._compared.new_full((len(good), 2), -1)
             compared[torch.from_numpy(good)] = self._compared
             self._compared = compared
-        is_blank = torch.from_numpy(usable(stats) & ~good).to(images.device)
-        if is_blank.any():
+        if blank.any():
+            is_blank = torch.from_numpy(blank).to(images.device)
             logits[is_blank] = self._predict_alone(images[is_blank]).to(logits)
         return logits, adapted
 
     def _step(self, images: Tensor, stats: ImageStats, *, adapt: bool, monitored: bool) -> tuple[Tensor, bool]:
         """Predict good images, and adapt on them if nothing forbids it; `monitored`: they count as evidence."""
         monitor, counters = self.monitor, self.counters
-        if self._lacks_statistics(images):
+        method = self.method
+        dense = getattr(method.model, "dense", False)  # whose pixels make up for images
+        if len(images) == 1 and method.statistics.uses_batch and not dense:
             return self._predict_single_image(images), False
         if monitor is None:
             return self._adapt(images) if adapt and not counters.paused else (self.evaluate(images), False)
         single = monitor.find_single(adapt=adapt) if monitored else None
         if single == "source":
-            return self._predict_by_source(monitor, images, adapt=adapt), False
-        before = self._count_passes()
+            theirs, changed = monitor.predict_alone(images, adapt=adapt)
+            if changed:
+                self._report_change(monitor)
+            self._follow_lead(monitor, len(images))
+            self.reading = monitor.read(method, counters.images, leading_since=counters.leading_since)
+            return self._as_output(upsample(theirs)), False
+        before = method.counters.forwards + method.counters.backwards
         logits, adapted = self._adapt(images) if adapt and self._may_update(monitor) else (self.evaluate(images), False)
         if adapted:
             counters.updates, counters.at_source = counters.updates + 1, False
-        source: Logits | None = None
-        if not bool(all_finite(logits)):
-            self._on_not_finite()
+        if not bool(all_finite(logits)):  # although the images are
+            if counters.at_source:
+                self._begin("broken_input", "skip", "predictions are not finite", {})
+            else:
+                self._alarm("source", "the predictions are not finite", {})
             return self._predict_alone(images), False
-        passes = max(1, self._count_passes() - before)
+        passes = max(1, method.counters.forwards + method.counters.backwards - before)
         due = monitor.add(stats, logits, passes=passes, adapt=adapt, adapted=adapted)
+        source: Logits | None = None
         if monitored and due and single is None:
             few = monitor.comparison.few_classes
             source, changed, self._compared = monitor.compare(images, logits)
             if self._act_on_comparison(monitor, changed=changed, few=few):
                 logits, adapted = self.evaluate(images), False
             self._follow_lead(monitor, len(images))
-        self.reading = monitor.read(self.method, counters.images, leading_since=counters.leading_since)
-        return (self._mix(monitor, images, logits, source) if single is None else logits), adapted
-
-    def _predict_by_source(self, monitor: Monitor, images: Tensor, *, adapt: bool) -> Tensor:
-        """The source's prediction, without the method's."""
-        logits, changed = monitor.predict_alone(images, adapt=adapt)
-        if changed:
-            self._report_change(monitor)
-        self._follow_lead(monitor, len(images))
-        self.reading = monitor.read(self.method, self.counters.images, leading_since=self.counters.leading_since)
-        return self._as_output(upsample(logits))
-
-    def _mix(self, monitor: Monitor, images: Tensor, logits: Tensor, source: Logits | None) -> Tensor:
-        """The logits to serve: the adapted network's logits, the source's, or the logarithm of a mixture of both."""
-        comparison = monitor.comparison
-        weight = comparison.weight
-        if not comparison.in_doubt:
-            return logits
-        if logits.dim() > 2 and weight >= 0.5:  # maps are large, and not mixed
-            return logits
-        if source is None:
-            source = monitor.predict_all(images)
-        theirs = upsample(source).to(logits)
-        if weight < MIN_WEIGHT or logits.dim() > 2:
-            return self._as_output(theirs)
-        ours = logits.clamp_min(1e-9).log() if self.method.probabilities else logits
-        # Methods change the scale of logits, and the surer network would prevail.
-        scale = _margin(theirs) / _margin(ours).clamp_min(1e-6)
-        mixture = weight * (scale * ours).softmax(1) + (1 - weight) * theirs.softmax(1)
-        return mixture if self.method.probabilities else mixture.clamp_min(1e-30).log()
+        self.reading = monitor.read(method, counters.images, leading_since=counters.leading_since)
+        return (monitor.mix(images, logits, source) if single is None else logits), adapted
 
     def _adapt(self, images: Tensor) -> tuple[Tensor, bool]:
         """The method's prediction, and whether it adapted: not if that gave values that are not finite."""
@@ -211,7 +270,7 @@ class Session:
         return counters.take_turn()
 
     def add_labels(self, compared: Tensor, labels: Tensor, *, batch: int) -> tuple[Event, ...]:
-        """Take labels (m,) of images of a batch and the classes (m, 2) that both networks predicted; may be an alarm.
+        """Add labels (m,) of images of a batch, with the classes (m, 2) that both networks predicted; may be an alarm.
 
         Predictions from before the state was last restored say nothing of the present one.
         """
@@ -223,29 +282,18 @@ class Session:
         self._act_on_comparison(monitor, changed=False, few=monitor.comparison.few_classes)
         return tuple(self._events)
 
-    def _count_passes(self) -> int:
-        """Forward and backward passes of the method so far."""
-        return self.method.counters.forwards + self.method.counters.backwards
-
-    # Predictions
-
     def evaluate(self, images: Tensor) -> Tensor:
-        """Predict by the state as it is: logits or probabilities, as the method does."""
+        """Predict without adapting: logits or probabilities, as the method does."""
         return self._as_output(self.method.evaluate(images))
 
     def _predict_alone(self, images: Tensor) -> Tensor:
-        """By the source with the statistics of its training, where it has any, for images unlike the rest."""
+        """Predict with the source and its training statistics; with the adapted network where the source has none."""
         if self.monitor is None or not self.monitor.source.own_statistics:
             return self.evaluate(images)
         return self._as_output(upsample(self.monitor.source(images)))
 
-    def _lacks_statistics(self, images: Tensor) -> bool:
-        """Whether this is a single image for a method that normalizes with the statistics of the batch."""
-        dense = getattr(self.method.model, "dense", False)  # whose pixels make up for images
-        return len(images) == 1 and self.method.statistics.uses_batch and not dense
-
     def _predict_single_image(self, images: Tensor) -> Tensor:
-        """By the source with the statistics of its training, with an event the first time; refused without these."""
+        """Predict with the source and its training statistics, with an event the first time; refused without these."""
         if self.monitor is None or not self.monitor.source.own_statistics:
             raise ConfigError(
                 f"'{self.method.name}' normalizes with the statistics of the batch, and this batch is a single image; "
@@ -260,8 +308,6 @@ class Session:
 
     def _as_output(self, logits: Tensor) -> Tensor:
         return logits.softmax(1) if self.method.probabilities else logits
-
-    # From evidence to actions
 
     def _act_on_comparison(self, monitor: Monitor, *, changed: bool, few: bool) -> bool:
         """Act on the alarm, and report what changed; True if the method's state was restored."""
@@ -298,13 +344,6 @@ class Session:
             self.monitor.start_over()
         return restored
 
-    def _on_not_finite(self) -> None:
-        """Act on predictions that are not finite, although the images are."""
-        if self.counters.at_source:
-            self._begin("broken_input", "skip", "predictions are not finite", {})
-        else:
-            self._alarm("source", "the predictions are not finite", {})
-
     def _follow_lead(self, monitor: Monitor, images: int) -> None:
         """Count for how long the source has had more weight; begin anew from it after it predicted alone for long."""
         counters, comparison = self.counters, monitor.comparison
@@ -325,20 +364,11 @@ class Session:
             self._act("source_leads", "source", "adaptation starts again from the source", {"images": counters.led})
             counters.led = 1
 
-    def _begin_broken_input(self, action: Action, reason: str, images: int) -> None:
-        """An event if there were no broken images before, or fewer; the action is this batch's."""
-        if "broken_input" in self._alarms and action == "none":
-            self._alarms["broken_input"] = action
-        elif self._alarms.get("broken_input") == "none":
-            del self._alarms["broken_input"]
-        self._begin("broken_input", action, reason, {"images": images})
-
-    def _begin(self, kind: EventKind, action: Action, reason: str, evidence: dict[str, Any]) -> bool:
+    def _begin(self, kind: EventKind, action: Action, reason: str, evidence: dict[str, Any]) -> None:
         """Act on an alarm when it begins; it lasts until it is removed from `_alarms`."""
-        if kind in self._alarms:
-            return False
-        self._alarms[kind] = action
-        return self._act(kind, action, reason, evidence)
+        if kind not in self._alarms:
+            self._alarms[kind] = action
+            self._act(kind, action, reason, evidence)
 
     def _act(self, kind: EventKind, action: Action, reason: str, evidence: dict[str, Any]) -> bool:
         """Act and record the event; True if the state was changed."""
@@ -361,8 +391,6 @@ class Session:
             self._on_event(event)
         return event
 
-    # States of other streams
-
     def adopt(self, change: Callable[[], None], images: Tensor, *, served: Tensor | None = None) -> Event:
         """Let `change` alter the method's state; undo it if that is wrong for the images (n, c, h, w).
 
@@ -370,22 +398,19 @@ class Session:
         otherwise, or without `served`, all images are predicted before and after.
         """
         self._events = []
-        before = self.method.state_dict()
+        before, sure = self.method.state_dict(), False
         change()
         if served is not None:
             reason, evidence = self._check_change(served, images[-len(served) :])
-            if not reason and evidence.get("agreement", 1.0) >= (1 + MIN_AGREEMENT) / 2:
-                return self._adopted(evidence)
-        self.method.load_state_dict(before)
-        served = self.evaluate(images)
-        change()
-        reason, evidence = self._check_change(served, images)
-        if reason:
+            sure = not reason and evidence.get("agreement", 1.0) >= (1 + MIN_AGREEMENT) / 2
+        if not sure:
             self.method.load_state_dict(before)
-            return self._event("merge", "return", reason, evidence)
-        return self._adopted(evidence)
-
-    def _adopted(self, evidence: dict[str, Any]) -> Event:
+            served = self.evaluate(images)
+            change()
+            reason, evidence = self._check_change(served, images)
+            if reason:
+                self.method.load_state_dict(before)
+                return self._event("merge", "return", reason, evidence)
         self.counters.at_source = False
         return self._event("merge", "take", "the merged weights predict recent images as before", evidence)
 
@@ -405,13 +430,15 @@ class Session:
             return "predictions for recent images changed", evidence
         return ("half of the predicted classes are gone" if spread < MIN_SPREAD else ""), evidence
 
-    # Snapshots
-
-    def start(self, snapshot: int, problems: list[str]) -> None:
-        """Begin from a snapshot that was loaded or, if its number is 0, from the method as it is."""
-        if problems or snapshot:
+    def resume(self) -> None:
+        """Continue from the newest snapshot that can be read; without any, store the method as it is."""
+        snapshot, problems = self.store.newest()
+        if snapshot is not None:
+            self.load(snapshot.state)
             reason = "a damaged snapshot was skipped" if problems else "continued from a snapshot"
-            self._event("start", "none", reason, {"snapshot": snapshot, "problems": problems})
+            self._event("start", "none", reason, {"snapshot": snapshot.number, "problems": problems})
+        elif problems:
+            raise StateError(f"no snapshot of the folder can be read, the newest because: {problems[0]}")
         else:
             self.save(good=True)
 
@@ -452,15 +479,6 @@ class Session:
         if self.monitor is not None:
             self.monitor.start_over()
 
-    def _save_candidate(self) -> None:
-        """Write a snapshot; the one before has proved good if there was no alarm and the source did not lead."""
-        counters = self.counters
-        fine = not counters.leading_since
-        if counters.candidate_snapshot and fine:
-            counters.good_snapshot = counters.candidate_snapshot
-            counters.double_update_rate()
-        self.save(candidate=fine)
-
     def save(self, *, good: bool = False, candidate: bool = False, within_batch: bool = False) -> bool:
         """Write the state; a failing disk is an event, not the end of the stream. True if it was written."""
         counters = self.counters
@@ -486,38 +504,28 @@ class Session:
         monitor = self.monitor.state() if self.monitor else None
         return {"books": vars(self.counters).copy(), "lasting": dict(self._alarms), "watch": monitor}
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a snapshot that `state` cannot have returned; nothing is changed."""
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a snapshot's state, which holds the method's, too; refused whole if it does not fit."""
         missing = [name for name in ("method", "books", "lasting", "watch") if name not in state]
         if missing:
             raise StateError(f"the snapshot has no '{missing[0]}': it is not of a stream, or of another version")
-        StreamCounters.from_state(state["books"])
-        alarms = state["lasting"]
+        counters, alarms, watch = StreamCounters.from_state(state["books"]), state["lasting"], state["watch"]
         if not isinstance(alarms, Mapping) or any(
             kind not in LASTING_ALARMS + OLD_ALARMS or action not in get_args(Action) for kind, action in alarms.items()
         ):
             raise StateError(f"the snapshot's alarms are {show(alarms)}; a dict of alarms and actions is wanted")
-        if self.monitor is not None and state["watch"] is not None:
-            self.monitor.check_state(state["watch"])
+        if self.monitor is not None and watch is not None:
+            self.monitor.check_state(watch)
+        self.method.load_state_dict(state["method"])
+        self.counters = counters
+        self._alarms = {kind: action for kind, action in alarms.items() if kind in LASTING_ALARMS}
+        if self.monitor is not None and watch is not None:
+            self.monitor.load(watch)
 
     def take(self, state: Mapping[str, Any]) -> str:
-        """Continue from a snapshot of another stream, or an earlier one; refused whole if it does not fit."""
-        self.check_state(state)
-        self.method.load_state_dict(state["method"])
+        """Continue from a snapshot of another stream, or an earlier one."""
         own = self.counters
         self.load(state)
         self.counters.last_snapshot, self.counters.events = own.last_snapshot, own.events
         self.counters.candidate_snapshot = 0
         return "load"
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
-        self.counters = StreamCounters.from_state(state["books"])
-        self._alarms = {kind: action for kind, action in state["lasting"].items() if kind in LASTING_ALARMS}
-        if self.monitor is not None and state["watch"] is not None:
-            self.monitor.load(state["watch"])
-
-
-def _margin(logits: Tensor) -> Tensor:
-    """Mean distance of the largest logit from the mean one: a scale."""
-    return (logits.amax(1) - logits.mean(1)).mean()

@@ -12,10 +12,10 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from trust_tta.errors import StateError
 from trust_tta.schema import show
 
 FORMAT = 1
+MAX_COUNT = 2**53  # of batches, images and the like
 _FILE = re.compile(r"snapshot-(\d{12})\.safetensors")
 _TEMPORARY = re.compile(r"\.snapshot-\d{12}\.safetensors\..*\.tmp")
 
@@ -40,22 +41,6 @@ class Snapshot:
     number: int
     state: dict[str, Any]
     within_batch: bool = False
-
-
-class Snapshots(Protocol):
-    """Storage of snapshots."""
-
-    def write(self, snapshot: Snapshot) -> None: ...
-
-    def read(self, number: int) -> Snapshot: ...
-
-    def newest(self) -> tuple[Snapshot | None, list[str]]:
-        """The newest that a stream can continue from, and what is wrong with each newer one."""
-        ...
-
-    def prune(self, keep: int, *, always: Collection[int]) -> None:
-        """Forget all but the newest `keep` and those numbered in `always`."""
-        ...
 
 
 class Memory:
@@ -73,17 +58,19 @@ class Memory:
         return self._kept[number]
 
     def newest(self) -> tuple[Snapshot | None, list[str]]:
+        """The newest that a stream can continue from, and what is wrong with each newer one."""
         whole = [number for number, snapshot in self._kept.items() if not snapshot.within_batch]
         return (self._kept[max(whole)] if whole else None), []
 
     def prune(self, keep: int, *, always: Collection[int]) -> None:
+        """Delete all but the newest `keep` and those numbered in `always`."""
         for number in sorted(self._kept)[:-keep]:
             if number not in always:
                 del self._kept[number]
 
 
 class Folder:
-    """Snapshots as files; one process at a time owns the folder, until it closes it or dies."""
+    """Snapshots as files, with the methods of `Memory`; one process at a time owns the folder, until it closes it."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -91,8 +78,7 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StateError(f"snapshots cannot be kept in {self.path} ({error.strerror}); give a folder") from error
-        self._lock = hold(self.path / "lock")
-        self._release = weakref.finalize(self, os.close, self._lock) if self._lock is not None else None
+        self._release = hold(self.path / "lock", self)
         for file in self.path.iterdir():  # what a killed process was writing
             if _TEMPORARY.fullmatch(file.name):
                 file.unlink(missing_ok=True)
@@ -129,8 +115,7 @@ class Folder:
 
     def close(self) -> None:
         """Release the folder to other processes."""
-        if self._release is not None:
-            self._release()
+        self._release()
 
     def file(self, number: int) -> Path:
         return self.path / f"snapshot-{number:012d}.safetensors"
@@ -146,9 +131,7 @@ def write_state(path: Path, state: Mapping[str, Any], *, about: Mapping[str, Any
     try:
         write_whole(path, save(tensors, metadata))
     except OSError as error:
-        raise StateError(
-            f"the snapshot {path} cannot be written ({error.strerror}); free or repair the disk"
-        ) from error
+        raise StateError(f"the snapshot {path} cannot be written ({error.strerror}); free the disk") from error
 
 
 def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -222,10 +205,22 @@ def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def hold(path: Path) -> int | None:
-    """Lock a file for as long as this process lives; the system releases it even after kill -9."""
+def check_number(value: Any, name: str, kind: type[Any], *, low: float = 0, high: float = MAX_COUNT) -> None:
+    """Refuse a snapshot's value that is not of exactly this type, not finite, or out of range."""
+    if type(value) is not kind or not low <= value <= high:  # NaN compares as false
+        raise StateError(f"the snapshot's {name} is {show(value)}, not a {kind.__name__} from {low:g} to {high:g}")
+
+
+def check_keys(state: Any, names: Collection[str], what: str) -> None:
+    """Refuse a part of a snapshot that is not a dict with exactly these keys."""
+    if not isinstance(state, Mapping) or set(state) != set(names):
+        raise StateError(f"the snapshot's {what} is {show(state)}, not a dict of {', '.join(names)}")
+
+
+def hold(path: Path, owner: object) -> Callable[[], object]:
+    """Lock a file for as long as `owner` exists, or until the returned function is called; even kill -9 releases it."""
     if os.name != "posix":
-        return None
+        return lambda: None
     import fcntl
 
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -236,4 +231,4 @@ def hold(path: Path) -> int | None:
         raise StateError(
             f"{path.parent} belongs to a stream or a service that is running; close it, or give another folder"
         ) from error
-    return handle
+    return weakref.finalize(owner, os.close, handle)

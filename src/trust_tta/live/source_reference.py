@@ -1,4 +1,4 @@
-"""The source network beside an adapted one: its predictions, and channel statistics of its norms."""
+"""The source network beside an adapted one: its predictions, and the channel statistics at its norms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from trust_tta.live.stream_statistics import Values, input_distance
 from trust_tta.methods.base import Method
@@ -17,7 +16,6 @@ from trust_tta.methods.statistics import has_statistics, use_batch_statistics
 from trust_tta.ops.cuda_graphs import GraphedNetwork
 from trust_tta.ops.segmentation_logits import Logits
 
-MAX_INSPECTED = 32  # images of a batch from which input statistics are computed
 MIN_NORMS = 4  # of a network, for a middle one to differ from the first and the last
 
 
@@ -36,12 +34,12 @@ class SourceReference:
         self.own_statistics = all(norm.running_mean is not None for norm in norms)
         if not self.own_statistics:
             use_batch_statistics(self.network)
-        self._inspection = _Inspection(self.network)
         self._forward = NetworkForward(self.network)
         dense = getattr(self.network, "dense", False) or self._forward.coarse
         deep = self.own_statistics and len(norms) >= MIN_NORMS and not dense
         depths = [norms[len(norms) // 2], norms[-1]] if deep else []
-        self.references = [_training_moments(norm) for norm in depths]
+        kept = [(cast("Tensor", norm.running_mean), cast("Tensor", norm.running_var)) for norm in depths]
+        self.references = [torch.stack([m, v + m.square()]).double().cpu().numpy() for m, v in kept]
         self._widths = [2 * norm.num_features for norm in depths]
         self._with_depths = GraphedNetwork(_WithNormInputs(self.network, depths), []) if depths else None
 
@@ -72,11 +70,6 @@ class SourceReference:
         middle, last = (input_distance(p.reshape(2, -1), r) for p, r in zip(parts, self.references, strict=True))
         return middle, last
 
-    @torch.no_grad()
-    def input_statistics(self, images: Tensor) -> Values:
-        """Mean and mean square of each channel (2, c), of the first BatchNorm's input, else of the images."""
-        return self._inspection(images).cpu().double().numpy()
-
 
 class _WithNormInputs(nn.Module):
     """A network that also returns the channel moments at the inputs of some norms, all in one vector."""
@@ -100,34 +93,6 @@ class _WithNormInputs(nn.Module):
         return torch.cat([take_logits(self.network, output).float().flatten(), *found])
 
 
-class _Inspection:
-    """Channel statistics of the first BatchNorm's input, where the forward pass is stopped."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self._network = network
-        self._norms = [m for m in network.modules() if isinstance(m, _BatchNorm)]
-
-    def __call__(self, images: Tensor) -> Tensor:
-        some = images[:: -(-len(images) // MAX_INSPECTED)]
-        return channel_statistics(self._first_norm_input(some) if self._norms else some)
-
-    def _first_norm_input(self, images: Tensor) -> Tensor:
-        def stop(module: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
-            raise _FirstNormReached(module, inputs[0])
-
-        handles = [norm.register_forward_pre_hook(stop) for norm in self._norms]
-        choose = getattr(self._network, "scan_directions", None)
-        try:  # with `directions`, as networks that have them record other passes by themselves
-            self._network(images) if choose is None else self._network(images, directions=choose(None, len(images)))
-        except _FirstNormReached as reached:
-            self._norms = [reached.norm]  # the others are not reached
-            return reached.values
-        finally:
-            for handle in handles:
-                handle.remove()
-        return images  # a network that does not use its normalizations
-
-
 def channel_statistics(values: Tensor) -> Tensor:
     """Mean and mean square of each channel (2, c) of values (n, c, ...)."""
     values = values.float().flatten(2)
@@ -136,17 +101,3 @@ def channel_statistics(values: Tensor) -> Tensor:
         return torch.stack([mean, variance + mean.square()])
     # Reduced over the last dimension first, which alone is fast on a CPU.
     return torch.stack([values.mean(2), values.square().mean(2)]).mean(1)
-
-
-def _training_moments(norm: _BatchNorm) -> Values:
-    """Mean and mean square (2, c) that a BatchNorm kept from training."""
-    mean, variance = cast("Tensor", norm.running_mean), cast("Tensor", norm.running_var)
-    return torch.stack([mean, variance + mean.square()]).double().cpu().numpy()
-
-
-class _FirstNormReached(Exception):  # noqa: N818, it is no error
-    """Ends a pass at the first normalization."""
-
-    def __init__(self, norm: _BatchNorm, values: Tensor) -> None:
-        super().__init__()
-        self.norm, self.values = norm, values

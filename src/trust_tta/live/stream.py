@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trust_tta.errors import ConfigError, StateError, TrustWarning
+from trust_tta.errors import ConfigError, ShapeError, StateError, TrustWarning
 from trust_tta.live.calibration import Reference, calibrate
 from trust_tta.live.guard import Event, Guard
-from trust_tta.live.inputs import prepare
 from trust_tta.live.monitor import Monitor
 from trust_tta.live.session import Result, Session
 from trust_tta.live.snapshots import Folder, Memory, read_state, write_state
@@ -54,23 +54,28 @@ class Stream:
         self._lock = threading.RLock()
         self._closed = False
         self._like = next(method.model.parameters())  # looked up once: walking through modules is slow
-        self._callers: Sequence[Tensor] = _some([method.shared.network.get_parameter(name) for name in method.adapted])
-        self._weights: Sequence[Tensor] = _some([*method.adapted.values()])
+        some = [*method.adapted][:: -(-len(method.adapted) // MAX_FINGERPRINTED) or 1]
+        self._callers: list[Tensor] = [method.shared.network.get_parameter(name) for name in some]
+        self._weights: list[Tensor] = [method.adapted[name] for name in some]
+        self._folder: Folder | None = None
         self._claim()
-        self._folder = None if snapshots is None else Folder(snapshots)
         try:
-            self.reference = reference if reference is not None else self._stored_reference()
+            self._folder = None if snapshots is None else Folder(snapshots)
+            file = None if self._folder is None else self._folder.path / REFERENCE_FILE
+            if reference is None and file is not None and file.exists():
+                self.reference = Reference.from_state(read_state(file)[0])
+            else:
+                self.reference = reference
             self._session = Session(
                 method, guard, self._folder or Memory(), reference=self.reference, on_event=on_event
             )
             if reference is not None:
                 self._store_reference(reference)
-            self._resume_from_folder()
+            self._session.resume()
+            self._take_fingerprint()
         except BaseException:
             self._let_go()
             raise
-
-    # The public interface
 
     def __call__(self, images: Any, *, adapt: bool = True) -> Result:
         """Predict a batch, and adapt on it unless told not to or an alarm forbids it; the guard checks it either way.
@@ -78,13 +83,9 @@ class Stream:
         images: float (n, c, h, w) or (c, h, w) as the network wants them; or, for a network that has a `preprocessing`,
         uint8 arrays (n, h, w, 3) or (h, w, 3), PIL images, or a list of them.
         """
-        batch = prepare(images, self.method.model, like=self._like)
-        with self._lock:
-            self._check()
-            try:
-                return self._session.step(batch, adapt=adapt)
-            finally:
-                self._take_fingerprint()
+        batch = self._prepare(images)
+        with self._alone():
+            return self._session.step(batch, adapt=adapt)
 
     def feedback(self, result: Result, labels: Any) -> tuple[Event, ...]:
         """Tell the guard the classes (n,) of images that were predicted, -1 where unknown; returns an alarm, if any.
@@ -94,10 +95,8 @@ class Stream:
         """
         found = torch.as_tensor(labels).cpu()
         if found.shape != (len(result.logits),) or found.is_floating_point():
-            raise ConfigError(
-                f"the labels are {found.dtype} {tuple(found.shape)}; give one class number for each of the "
-                f"{len(result.logits)} images, -1 where it is unknown"
-            )
+            wanted = f"one class number for each of the {len(result.logits)} images, -1 where it is unknown"
+            raise ConfigError(f"the labels are {found.dtype} {tuple(found.shape)}; give {wanted}")
         if result.compared is None:
             return ()
         known = (found >= 0) & (result.compared[:, 1] >= 0)
@@ -105,12 +104,8 @@ class Stream:
 
     def add_labels(self, compared: Tensor, labels: Tensor, *, batch: int) -> tuple[Event, ...]:
         """`feedback` by rows (m, 2) of `Result.compared`, where the result itself was not kept."""
-        with self._lock:
-            self._check()
-            try:
-                return self._session.add_labels(compared, labels, batch=batch)
-            finally:
-                self._take_fingerprint()
+        with self._alone():
+            return self._session.add_labels(compared, labels, batch=batch)
 
     def rollback(self) -> Event:
         """Back to the last good snapshot."""
@@ -127,11 +122,11 @@ class Stream:
 
     def pause(self) -> Event:
         """Predict without adapting until `resume`."""
-        return self._request("pause", lambda: self._set_paused(True))
+        return self._request("pause", lambda: setattr(self._session.counters, "paused", True))
 
     def resume(self) -> Event:
         """Adapt again."""
-        return self._request("resume", lambda: self._set_paused(False))
+        return self._request("resume", lambda: setattr(self._session.counters, "paused", False))
 
     def adopt(self, change: Callable[[Method], None], images: Any, *, served: Tensor | None = None) -> Event:
         """Let `change` give the method what others learned; the event says "take", or "return" if it was undone.
@@ -140,13 +135,9 @@ class Stream:
         `served`, the logits (m, classes) of the last m, it is taken at once if the predictions for these clearly stay
         the same, and examined closely if not.
         """
-        batch = prepare(images, self.method.model)
-        with self._lock:
-            self._check()
-            try:
-                return self._session.adopt(lambda: change(self.method), batch, served=served)
-            finally:
-                self._take_fingerprint()
+        batch = self._prepare(images)
+        with self._alone():
+            return self._session.adopt(lambda: change(self.method), batch, served=served)
 
     @property
     def saved(self) -> bool:
@@ -181,8 +172,7 @@ class Stream:
                 TrustWarning,
                 stacklevel=2,
             )
-        with self._lock:
-            self._check()
+        with self._alone():
             self.reference = calibrate(self.method, batches)
             self._store_reference(self.reference)
             if self.guard is not None:
@@ -192,8 +182,7 @@ class Stream:
 
     def fork(self, *, snapshots: str | Path | None = None) -> Stream:
         """An independent stream that continues from here, over the same frozen weights."""
-        with self._lock:
-            self._check()
+        with self._alone():
             twin = Stream(
                 self.method.fork(),
                 guard=self.guard,
@@ -201,10 +190,9 @@ class Stream:
                 reference=self.reference,
                 on_event=self._on_event,
             )
-            last = twin._session.counters.last_snapshot
-            twin._session.load(self._session.state())
+            last = twin._session.counters.last_snapshot  # the folder may have held another state
+            twin._session.load({"method": self.method.state_dict(), **self._session.state()})
             twin._session.counters.last_snapshot, twin._session.counters.candidate_snapshot = last, 0
-            twin.method.load_state_dict(self.method.state_dict())  # the folder may have held another
             twin._take_fingerprint()
             twin._session.save(good=True)
             return twin
@@ -228,62 +216,54 @@ class Stream:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # Inside
+    def _prepare(self, images: Any) -> Tensor:
+        """A float batch (n, c, h, w) of the network's dtype and device, preprocessed unless it is a float tensor."""
+        if isinstance(images, Tensor) and images.is_floating_point():
+            if images.dim() not in (3, 4) or images.numel() == 0:
+                shape = tuple(images.shape)
+                raise ShapeError(f"images have shape {shape}; give (n, channels, h, w) or (channels, h, w)")
+            return (images if images.dim() == 4 else images[None]).to(self._like)
+        preprocessing = getattr(self.method.model, "preprocessing", None)
+        if preprocessing is None:
+            raise ConfigError(
+                f"images are {type(images).__name__} and this network has no preprocessing; give a float tensor "
+                "(n, channels, h, w) as the network wants it, or a network from a checkpoint that states it"
+            )
+        batch: Tensor = preprocessing(images.numpy() if isinstance(images, Tensor) else images)
+        return batch.to(self._like)
 
     def _request(self, action: str, do: Callable[[], str | None]) -> Event:
-        with self._lock:
-            self._check()
-            try:
-                return self._session.on_request(action, do)
-            finally:
-                self._take_fingerprint()
-
-    def _set_paused(self, paused: bool) -> None:
-        self._session.counters.paused = paused
-
-    def _resume_from_folder(self) -> None:
-        snapshot, problems = self._session.store.newest()
-        if snapshot is not None:
-            self._session.check_state(snapshot.state)
-            self.method.load_state_dict(snapshot.state["method"])
-            self._session.load(snapshot.state)
-        elif problems:
-            raise StateError(f"no snapshot of the folder can be read, the newest because: {problems[0]}")
-        self._take_fingerprint()
-        number = snapshot.number if snapshot else 0
-        self._session.start(number, problems)
-
-    def _stored_reference(self) -> Reference | None:
-        if self._folder is None or not (self._folder.path / REFERENCE_FILE).exists():
-            return None
-        return Reference.from_state(read_state(self._folder.path / REFERENCE_FILE)[0])
+        with self._alone():
+            return self._session.on_request(action, do)
 
     def _store_reference(self, reference: Reference) -> None:
         if self._folder is not None:
             write_state(self._folder.path / REFERENCE_FILE, reference.state(), about={})
 
-    def _check(self) -> None:
-        """Refuse to continue with weights that something else has changed."""
-        if self._closed:
-            raise StateError("this stream is closed; create another over the same folder")
-        now_and_then = self.batches < FINGERPRINT_EVERY or self.batches % FINGERPRINT_EVERY == 0
-        if not now_and_then and self._versions == self._read_versions():
-            return
-        before = self._fingerprint
-        now = self._take_fingerprint()
-        if before is not None and now is not None and before.device == now.device and not torch.equal(before, now):
-            raise StateError(
-                "the adapted weights changed between two calls: another method or a training uses the same network; "
-                "give each its own (method.fork(), or a copy of the network)"
-            )
-
-    def _read_versions(self) -> list[int]:
-        """PyTorch's counts of in-place changes to the caller's network; other methods over its tensors do not show."""
-        return [p._version for p in self._callers]
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait for other threads; refuse to continue with weights that something else has changed."""
+        with self._lock:
+            if self._closed:
+                raise StateError("this stream is closed; create another over the same folder")
+            before, batches = self._fingerprint, self._session.counters.batches
+            due = batches < FINGERPRINT_EVERY or batches % FINGERPRINT_EVERY == 0
+            if due or self._versions != [p._version for p in self._callers]:
+                now = self._take_fingerprint()
+                if before is not None and now is not None and before.device == now.device and not before.equal(now):
+                    raise StateError(
+                        "the adapted weights changed between two calls: another method or a training uses the same "
+                        "network; give each its own (method.fork(), or a copy of the network)"
+                    )
+            try:
+                yield
+            finally:
+                self._take_fingerprint()
 
     def _take_fingerprint(self) -> Tensor | None:
         """Copy some of the adapted weights, (m,), in one kernel: an update changes all of them."""
-        self._versions = self._read_versions()
+        # PyTorch's counts of in-place changes to the caller's network; other methods over its tensors do not show.
+        self._versions = [p._version for p in self._callers]
         with torch.no_grad():
             parts = [p.reshape(-1) for p in self._weights]
             self._fingerprint = torch.cat(parts) if parts else None
@@ -292,15 +272,12 @@ class Stream:
     def _claim(self) -> None:
         with _streams_lock:
             for other in _streams:
-                if other.method is self.method or other._storages() & self._storages():
+                if other.method is self.method or _storages(other.method) & _storages(self.method):
                     raise StateError(
                         "another stream adapts this network; close it, or give this one a method of its own: "
                         "method.fork() shares the frozen weights"
                     )
             _streams.add(self)
-
-    def _storages(self) -> set[int]:
-        return {p.untyped_storage().data_ptr() for p in self.method.adapted.values()}
 
     def _let_go(self) -> None:
         self._closed = True
@@ -310,5 +287,5 @@ class Stream:
             _streams.discard(self)
 
 
-def _some(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return tensors[:: -(-len(tensors) // MAX_FINGERPRINTED) or 1]
+def _storages(method: Method) -> set[int]:
+    return {p.untyped_storage().data_ptr() for p in method.adapted.values()}

@@ -1,4 +1,4 @@
-"""Statistics of a stream: its last reading, sums over sliding windows of images, and distances."""
+"""Statistics of a stream: of its images and predictions, sums over sliding windows, and distances."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trust_tta.errors import StateError
+from trust_tta.live.snapshots import check_number
 from trust_tta.methods.base import Method
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, resized_chunks
-from trust_tta.schema import show
 
 Values: TypeAlias = NDArray[np.float64]
+ImageStats: TypeAlias = NDArray[np.float32]  # (3, n, channels): minimum, maximum and sum of each channel of each image
+Mask: TypeAlias = NDArray[np.bool_]
 
+MAX_MAGNITUDE = 1e6  # values beyond this ruin the statistics of a whole batch
+MAX_BLANK_CONTRAST = 1e-3  # contrast of a blank image, relative to its largest value
 TINY = 1e-37  # a float32 whose logarithm is finite
 MAX_ENTRIES = 4096  # batches of a window, in a snapshot
 MAX_ROWS = 2**40  # images or pixels of a batch, in a snapshot
-MAX_PIXELS = 4096  # of a segmentation, which predicts each pixel
+MAX_PIXELS = 4096  # of a batch of segmentation maps
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Reading:
     skipped: int = 0
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """Plain values for an event."""
+        """The values that are known."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -64,40 +68,33 @@ class Window:
 
     def __init__(self, size: int) -> None:
         self.size, self.images = size, 0
-        self._entries: deque[tuple[int, Values]] = deque()
+        self.entries: deque[tuple[int, Values]] = deque()  # number of images and sum of every batch
         self._mean: Values | None = None
 
     def add(self, images: int, total: Tensor | Values) -> None:
         """Add the sum over `images` more, and drop the batches that are no longer needed."""
         total = np.asarray(total, dtype=np.float64)
-        if self._entries and self._entries[-1][1].shape != total.shape:
+        if self.entries and self.entries[-1][1].shape != total.shape:
             self.clear()  # of another network, or of images of another size
-        self._entries.append((images, total))
+        self.entries.append((images, total))
         self.images += images
-        while self.images - self._entries[0][0] >= self.size:
-            self.images -= self._entries.popleft()[0]
+        while self.images - self.entries[0][0] >= self.size:
+            self.images -= self.entries.popleft()[0]
         self._mean = None
-
-    @property
-    def entries(self) -> list[tuple[int, Values]]:
-        """Number of images and sum of every batch."""
-        return list(self._entries)
 
     @property
     def mean(self) -> Values:
         """The mean per image; there must have been one."""
-        if not self._entries:
-            raise ValueError("the window is empty")
         if self._mean is None:  # computed anew: a running sum would differ in its last bits after a restart
-            self._mean = reduce(np.add, [entry for _, entry in self._entries]) / self.images  # few and short ones
+            self._mean = reduce(np.add, [entry for _, entry in self.entries]) / self.images  # few and short ones
         return self._mean
 
     def clear(self) -> None:
-        self._entries.clear()
+        self.entries.clear()
         self.images, self._mean = 0, None
 
     def state(self) -> list[list[Any]]:
-        return [[images, torch.from_numpy(total.copy())] for images, total in self._entries]
+        return [[images, torch.from_numpy(total.copy())] for images, total in self.entries]
 
     def load(self, state: list[list[Any]]) -> None:
         self.clear()
@@ -114,8 +111,7 @@ class Window:
             if not isinstance(entry, (list, tuple)) or len(entry) != 2:
                 raise StateError(f"the snapshot's window '{name}' has an entry that is not a count and a sum")
             images, total = entry
-            if type(images) is not int or not 1 <= images <= MAX_ROWS:
-                raise StateError(f"the snapshot's window '{name}' has a count of {show(images)}")
+            check_number(images, f"window '{name}'", int, low=1, high=MAX_ROWS)
             if not isinstance(total, Tensor) or total.dtype != torch.float64 or not bool(total.isfinite().all()):
                 raise StateError(f"the snapshot's window '{name}' has a sum that is not a finite float64 tensor")
             shapes.add(tuple(total.shape))
@@ -123,27 +119,46 @@ class Window:
             raise StateError(f"the snapshot's window '{name}' has sums of shape {', '.join(map(str, sorted(shapes)))}")
 
 
+def image_stats(images: Tensor) -> ImageStats:
+    """Minimum, maximum and sum of each channel of images (n, c, h, w), in one transfer from the device."""
+    pixels = images.detach().float().flatten(2)
+    stats = pixels.new_empty(3, *pixels.shape[:2])
+    lowest, highest, sums = stats.unbind()
+    torch.aminmax(pixels, dim=2, out=(lowest, highest))
+    torch.sum(pixels, 2, out=sums)
+    return stats.cpu().numpy()
+
+
+def find_broken(stats: ImageStats) -> tuple[Mask, Mask, bool]:
+    """Masks (n,) of images not finite or beyond MAX_MAGNITUDE, and of blank ones; and whether most are repeated.
+
+    Repeated images, as of a frozen camera, have equal sums.
+    """
+    magnitude = np.abs(stats[:2]).max((0, 2))
+    ruined = ~(magnitude <= MAX_MAGNITUDE)  # NaN compares as false
+    lowest, highest, _ = np.where(ruined[:, None], 0, stats)
+    blank = ~ruined & ((highest - lowest).max(1) <= MAX_BLANK_CONTRAST * np.maximum(magnitude, 1e-6))
+    sums = [] if ruined.any() else stats[2].sum(1).tolist()
+    return ruined, blank, len(sums) > 2 and 2 * len(set(sums)) < len(sums)
+
+
 def probability_rows(output: Logits, *, probabilities: bool = False) -> Tensor:
-    """Predictions (rows, classes) in float32: a row for each image, or for some pixels of each map."""
+    """Predictions (rows, classes) in float32: a row for each image, or for some pixels of each map, evenly spread."""
+    output = output.detach()
     if isinstance(output, CoarseLogits) or output.dim() > 2:
-        output = _some_pixels(output.detach())
-    output = output.detach().float()
+        n, _, height, width = output.shape
+        count, found = n * height * width, list[Tensor]()
+        chosen = torch.arange(0, count, -(-count // MAX_PIXELS))
+        image, row, column = chosen // (height * width), chosen // width % height, chosen % width
+        places = torch.empty_like(chosen)
+        for rows, band in resized_chunks(output, (height, width)):
+            inside = ((row >= rows.start) & (row < rows.stop)).nonzero()[:, 0]
+            places[inside] = torch.arange(len(inside)) + sum(map(len, found))
+            where = [index[inside].to(band.device) for index in (image, row - rows.start, column)]
+            found.append(band[where[0], :, where[1], where[2]])
+        output = torch.cat(found)[places.to(found[0].device)]
+    output = output.float()
     return output if probabilities else output.softmax(1)
-
-
-def _some_pixels(output: Logits) -> Tensor:
-    """At most MAX_PIXELS of a batch of maps (n, classes, h, w), evenly spread."""
-    n, _, height, width = output.shape
-    count, found = n * height * width, list[Tensor]()
-    chosen = torch.arange(0, count, -(-count // MAX_PIXELS))
-    image, row, column = chosen // (height * width), chosen // width % height, chosen % width
-    places = torch.empty_like(chosen)
-    for rows, band in resized_chunks(output, (height, width)):
-        inside = ((row >= rows.start) & (row < rows.stop)).nonzero()[:, 0]
-        places[inside] = torch.arange(len(inside)) + sum(map(len, found))
-        where = [index[inside].to(band.device) for index in (image, row - rows.start, column)]
-        found.append(band[where[0], :, where[1], where[2]])
-    return torch.cat(found)[places.to(found[0].device)]
 
 
 def effective_classes(mean: Tensor | Values) -> float:
@@ -154,7 +169,7 @@ def effective_classes(mean: Tensor | Values) -> float:
 
 
 def input_distance(a: Tensor | Values, b: Tensor | Values) -> float:
-    """Symmetric KL divergence of two sets of normal channels, given as mean and mean square (2, c); mean over c."""
+    """Symmetric KL divergence of Gaussian channels, given by mean and mean square (2, c); averaged over channels."""
     (mean_a, square_a), (mean_b, square_b) = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     var_b = square_b - mean_b * mean_b
     # The floor keeps images without any contrast from being infinitely far.

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -28,22 +27,16 @@ from starlette.types import Message
 from trust_tta import __version__
 from trust_tta.config_io import parse_json, read_asset
 from trust_tta.errors import DataError, ShapeError, TrustError
-from trust_tta.live.inputs import MAX_MAGNITUDE
+from trust_tta.live.stream_statistics import MAX_MAGNITUDE
 from trust_tta.serve import protocol
 from trust_tta.serve.decoding import Decoder
 from trust_tta.serve.metrics import CONTENT_TYPE
 from trust_tta.serve.network import NetworkInfo
 from trust_tta.serve.service import ACTIONS, Service
-from trust_tta.serve.settings import (
-    ANSWER_SECONDS,
-    DEFAULT_STREAM,
-    BadRequestError,
-    RequestError,
-    check_stream_name,
-)
+from trust_tta.serve.settings import ANSWER_SECONDS, DEFAULT_STREAM, BadRequestError, RequestError, check_stream_name
 
 T = TypeVar("T")
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response | dict[str, Any]]]
 
 MAX_LABELS = 1000  # per request
 MAX_JSON_BYTES = 1 << 18  # of a body that is parsed in the event loop: labels
@@ -66,6 +59,8 @@ class Api:
         names = "|".join(map(re.escape, ["localhost", socket.gethostname(), *allowed_hosts]))
         self._hosts = re.compile(f"({names}|{ADDRESS})(:[0-9]+)?", re.IGNORECASE)
         self.decoder = Decoder(service.network.preprocessing, service.settings)
+        template = read_asset("page.html", room="serve")
+        self._page = Environment(autoescape=True, undefined=StrictUndefined).from_string(template)
         self._bytes = 0  # of requests in progress
 
     def start(self) -> None:
@@ -78,7 +73,7 @@ class Api:
             routes += [
                 self._route(f"{model}/infer", self.v2_infer, "POST"),
                 self._route(model, self.v2_model),
-                self._route(f"{model}/ready", self.v2_model_ready),
+                self._route(f"{model}/ready", self.v2_ready),
             ]
         return [
             *routes,
@@ -101,26 +96,20 @@ class Api:
             self._route("/live", self.live),
         ]
 
-    # The Open Inference Protocol
+    async def v2_server(self, request: Request) -> dict[str, Any]:
+        return {"name": "trust-tta", "version": __version__, "extensions": list(protocol.EXTENSIONS)}
 
-    async def v2_server(self, request: Request) -> Response:
-        return JSONResponse({"name": "trust-tta", "version": __version__, "extensions": list(protocol.EXTENSIONS)})
-
-    async def v2_live(self, request: Request) -> Response:
-        return JSONResponse({"live": True})
+    async def v2_live(self, request: Request) -> dict[str, Any]:
+        return {"live": True}
 
     async def v2_ready(self, request: Request) -> Response:
+        about = {"name": self._model(request).name} if "model" in request.path_params else {}
         ready = self.service.ready
-        return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
+        return JSONResponse(about | {"ready": ready}, status_code=200 if ready else 503)
 
-    async def v2_model(self, request: Request) -> Response:
+    async def v2_model(self, request: Request) -> dict[str, Any]:
         network = self._model(request)
-        size = network.preprocessing.size
-        return JSONResponse(protocol.model_metadata(network.name, size=size, output=network.outputs))
-
-    async def v2_model_ready(self, request: Request) -> Response:
-        ready = self.service.ready
-        return JSONResponse({"name": self._model(request).name, "ready": ready}, status_code=200 if ready else 503)
+        return protocol.model_metadata(network.name, network.preprocessing.size, network.outputs)
 
     async def v2_infer(self, request: Request) -> Response:
         network = self._model(request)
@@ -133,23 +122,19 @@ class Api:
         prediction = await self._wait(self.service.predict(images, stream=stream, adapt=asked.adapt))
         about = {"stream": stream, "adapted": prediction.adapted, "prediction": prediction.id}
         content, length = protocol.write_response(asked, prediction, model=network.name, parameters=about)
-        if length is None:
-            return Response(content, media_type="application/json")
-        return Response(content, media_type="application/octet-stream", headers={protocol.LENGTH_HEADER: str(length)})
+        headers = {} if length is None else {protocol.LENGTH_HEADER: str(length)}
+        kind = "application/json" if length is None else "application/octet-stream"
+        return Response(content, media_type=kind, headers=headers)
 
     def _model(self, request: Request) -> NetworkInfo:
         network = self.service.network
-        if request.path_params["model"] != network.name:
-            raise RequestError(
-                404, f"there is no model '{request.path_params['model'][:80]}'; this service has '{network.name}'"
-            )
+        if (asked := request.path_params["model"]) != network.name:
+            raise RequestError(404, f"there is no model '{asked[:80]}'; this service has '{network.name}'")
         if request.path_params.get("version", protocol.VERSION) != protocol.VERSION:
             raise RequestError(404, f"the model has one version, '{protocol.VERSION}'")
         return network
 
-    # Images and labels
-
-    async def predict(self, request: Request) -> Response:
+    async def predict(self, request: Request) -> dict[str, Any]:
         network = self.service.network
         if len(network.outputs) > 1:
             raise BadRequestError(f"'{network.name}' is a segmentation network; use /v2/models/{network.name}/infer")
@@ -162,19 +147,17 @@ class Api:
         pixels = torch.from_numpy(await self.decoder.decode_image(body))
         prediction = await self._wait(self.service.predict(pixels, stream=stream, adapt=adapt))
         confidence, best = prediction.probabilities[0].max(0)
-        return JSONResponse(
-            {
-                "class": int(best),
-                "label": network.label_of(int(best)),
-                "confidence": float(confidence),
-                "stream": stream,
-                "adapted": prediction.adapted,
-                "id": f"{prediction.id}-0",
-            }
-        )
+        return {
+            "class": int(best),
+            "label": network.label_of(int(best)),
+            "confidence": float(confidence),
+            "stream": stream,
+            "adapted": prediction.adapted,
+            "id": f"{prediction.id}-0",
+        }
 
-    async def feedback(self, request: Request) -> Response:
-        content = await self._json_body(request)
+    async def feedback(self, request: Request) -> dict[str, Any]:
+        content = await self._json(request)
         entries = content if isinstance(content, list) else [content]
         if not 1 <= len(entries) <= MAX_LABELS:
             raise BadRequestError(f"{len(entries)} labels were given; give 1 to {MAX_LABELS}")
@@ -182,73 +165,59 @@ class Api:
         for entry in entries:
             name = entry.get("id") if isinstance(entry, dict) else None
             if not (isinstance(name, str) and name.isascii() and "label" in entry):
-                raise BadRequestError(
-                    'feedback is {"id": the id of a prediction, "label": its class}, or a list of these'
-                )
+                raise BadRequestError('feedback is {"id": id of a prediction, "label": its class}, or a list of these')
             labels.append((name, self.service.network.read_label(entry["label"])))
         found = await asyncio.to_thread(self.service.give_feedback, labels)
         stored = [feedback for feedback in found if feedback is not None]
         unknown = [name for (name, _), feedback in zip(labels, found, strict=True) if feedback is None]
         if not stored:
             raise RequestError(404, f"there is no prediction {unknown[0][:80]!r}; only the most recent ones are kept")
-        right = sum(feedback.correct for feedback in stored)
-        return JSONResponse({"stored": len(stored), "right": right, "unknown": unknown})
+        return {"stored": len(stored), "right": sum(feedback.correct for feedback in stored), "unknown": unknown}
 
-    # Streams
+    async def streams(self, request: Request) -> dict[str, Any]:
+        return {"streams": await asyncio.to_thread(self.service.list_streams)}
 
-    async def streams(self, request: Request) -> Response:
-        return JSONResponse({"streams": await asyncio.to_thread(self.service.list_streams)})
-
-    async def events(self, request: Request) -> Response:
+    async def events(self, request: Request) -> dict[str, Any]:
         limit, stream = request.query_params.get("most", "100"), request.query_params.get("stream")
         if not re.fullmatch("[1-9][0-9]{0,3}|10000", limit):
             raise BadRequestError(f"most is {limit[:40]!r}; give an integer from 1 to 10000")
-        return JSONResponse({"events": await asyncio.to_thread(self.service.events, stream, int(limit))})
+        return {"events": await asyncio.to_thread(self.service.events, stream, int(limit))}
 
-    async def act(self, request: Request) -> Response:
+    async def act(self, request: Request) -> dict[str, Any]:
         action = request.path_params["action"]
         if action not in ACTIONS:
             raise RequestError(404, f"a stream cannot {action[:40]!r}; it can {', '.join(ACTIONS)}")
-        return JSONResponse(await self._wait(self.service.act(_named(request), action)))
+        return await self._wait(self.service.act(_named(request), action))
 
-    async def remove(self, request: Request) -> Response:
-        name = _named(request)
-        await self._wait(self.service.remove(name))
-        return JSONResponse({"stream": name, "action": "remove"})
+    async def remove(self, request: Request) -> dict[str, Any]:
+        await self._wait(self.service.remove(_named(request)))
+        return {"stream": _named(request), "action": "remove"}
 
     async def state(self, request: Request) -> Response:
         return _file(await self._wait(self.service.read_state(_named(request))), f"{_named(request)}.safetensors")
 
-    async def put_state(self, request: Request) -> Response:
+    async def put_state(self, request: Request) -> dict[str, Any]:
         content = await self._body(request)
-        return JSONResponse(await self._wait(self.service.write_state(_named(request), content)))
+        return await self._wait(self.service.write_state(_named(request), content))
 
     async def checkpoint(self, request: Request) -> Response:
         name = f"{self.service.network.name}-{_named(request)}.safetensors"
         return _file(await self._wait(self.service.read_checkpoint(_named(request))), name)
 
-    # The live page and Prometheus
-
     async def metrics(self, request: Request) -> Response:
-        return Response(await asyncio.to_thread(self.service.metrics.text), headers={"content-type": CONTENT_TYPE})
+        return Response(await asyncio.to_thread(self.service.metrics_text), headers={"content-type": CONTENT_TYPE})
 
     async def page(self, request: Request) -> Response:
         network = self.service.network
-        html = _template().render(
-            model=network.name,
-            method=network.method_name,
-            version=__version__,
-            calibrated=self.service.calibrated,
-            note=self._note,
-            remarks=network.notes,
+        html = self._page.render(
+            network=network, version=__version__, calibrated=self.service.calibrated, note=self._note
         )
         return Response(html, media_type="text/html", headers={"content-security-policy": POLICY})
 
     async def asset(self, request: Request) -> Response:
         name = request.url.path.removeprefix("/")
-        return Response(
-            read_asset(name, room="serve"), media_type="text/css" if name.endswith(".css") else "text/javascript"
-        )
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        return Response(read_asset(name, room="serve"), media_type=kind)
 
     async def live(self, request: Request) -> Response:
         """What the page does not show yet: what is newer than `since`, in seconds since 1970."""
@@ -256,17 +225,16 @@ class Api:
             since = float(request.query_params.get("since", "0"))
         except ValueError:
             raise BadRequestError("since is not a number; give seconds since 1970") from None
-        news = await asyncio.to_thread(self.service.dashboard.since, since)
+        news = await asyncio.to_thread(self.service.page_updates, since)
         return JSONResponse(news, headers={"cache-control": "no-store"})
-
-    # How a request is handled
 
     def _route(self, path: str, handler: Handler, method: str = "GET", *, private: bool = False) -> Route:
         async def answer(request: Request) -> Response:
             start, request.state.bytes = time.perf_counter(), 0
             try:
                 self._check_access(request, private=private)
-                response = await handler(request)
+                found = await handler(request)
+                response = JSONResponse(found) if isinstance(found, dict) else found
             except Exception as error:
                 response = refusal(error)
             finally:
@@ -289,9 +257,7 @@ class Api:
         """
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self._hosts.fullmatch(host):
-            raise RequestError(
-                403, f"the host {host[:80]!r} is not allowed; start the service with --allowed-host NAME"
-            )
+            raise RequestError(403, f"the host {host[:80]!r} is not allowed; serve with --allowed-host NAME")
         if request.method not in ("GET", "HEAD") and origin is not None and origin.partition("://")[2] != host:
             raise RequestError(403, "this request comes from a page of another site")
         if private:
@@ -326,8 +292,7 @@ class Api:
             raise RequestError(413, f"the body has more than {limit} bytes")
         return body
 
-    async def _json_body(self, request: Request) -> Any:
-        """The content of a small JSON body."""
+    async def _json(self, request: Request) -> Any:
         return parse_json(await self._body(request, MAX_JSON_BYTES), where="the body", error=BadRequestError)
 
     async def _wait(self, future: Future[T]) -> T:
@@ -352,12 +317,10 @@ def make_app(api: Api) -> Starlette:
 
     async def unknown(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        headers = getattr(error, "headers", None)
         service.metrics.requests.labels("other", str(status)).inc()
         reasons = {404: f"there is no {request.url.path[:80]!r}", 405: f"{request.method[:20]!r} is not allowed here"}
-        return JSONResponse(
-            {"error": reasons.get(status, "this cannot be served")}, status_code=status, headers=headers
-        )
+        content = {"error": reasons.get(status, "this cannot be served")}
+        return JSONResponse(content, status_code=status, headers=getattr(error, "headers", None))
 
     app = Starlette(routes=api.routes(), lifespan=lifespan, exception_handlers={HTTPException: unknown})
     app.router.redirect_slashes = False  # a redirect would repeat the host that the client gave
@@ -416,8 +379,3 @@ async def _read_form(request: Request, body: bytes | bytearray) -> tuple[bytes, 
         reason = " ".join(str(getattr(error, "detail", error)).split())[:200]
         raise BadRequestError(f"the form cannot be read: {reason}") from None
     raise BadRequestError("the form has no file 'image'; send it as curl -F image=@photo.jpg does")
-
-
-@cache
-def _template() -> Any:
-    return Environment(autoescape=True, undefined=StrictUndefined).from_string(read_asset("page.html", room="serve"))

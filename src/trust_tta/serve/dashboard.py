@@ -66,13 +66,10 @@ class StreamView:
 
     def summary(self) -> dict[str, Any]:
         plain = ("name", "number", "batches", "images", "adapted", "paused")
-        reading = {name: _finite(value) for name, value in self.reading.items()}
         return {name: getattr(self, name) for name in plain} | {
-            "labels": self.labels.labels,
-            "right": self.labels.correct,
-            "accuracy": self.labels.recent,
+            **dict(zip(("labels", "right", "accuracy"), self.labels, strict=True)),
             "alarms": sorted(self.alarms),
-            "reading": reading,
+            "reading": {name: _finite(value) for name, value in self.reading.items()},
         }
 
     def add_point(self) -> None:
@@ -91,14 +88,10 @@ class Dashboard:
     """
 
     def __init__(
-        self,
-        network: NetworkInfo,
-        *,
-        count_labels: Callable[[str], LabelCounts] = lambda stream: LabelCounts(),
+        self, network: NetworkInfo, *, count_labels: Callable[[str], LabelCounts] = lambda stream: LabelCounts()
     ) -> None:
-        self.network, self._count_labels = network, count_labels
+        self.network, self._count_labels, self._made = network, count_labels, 0
         self._views: OrderedDict[str, StreamView] = OrderedDict()  # the most recently updated comes last
-        self._made = 0
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._lock = threading.Lock()
 
@@ -124,7 +117,8 @@ class Dashboard:
             view.changed = time.time()
             if event.kind == "few_classes":
                 view.alarms.add(event.kind)
-            view.alarms.discard(event.kind.removesuffix("_over") if event.kind.endswith("_over") else "")
+            elif event.kind.endswith("_over"):
+                view.alarms.discard(event.kind.removesuffix("_over"))
             if event.kind == "request" and event.action in ("pause", "resume"):
                 view.paused = event.action == "pause"
             self._events.append(shown)
@@ -162,7 +156,7 @@ class Dashboard:
             streams = [
                 view.summary()
                 | {"points": [list(map(_finite, point)) for point in view.points if (point[0] or 0) >= moment]}
-                | {"shown": [self._show(shown) for shown in view.thumbnails]}
+                | {"shown": list(map(self._show, view.thumbnails))}
                 for view in self._views.values()
                 if view.changed >= moment
             ]

@@ -162,8 +162,8 @@ class Decoder:
         """The answer of a worker to a message; its refusal is raised here."""
         if self._closed:
             raise RequestError(503, "the service is stopping", retry_after=5)
+        future = asyncio.wrap_future(self._threads.submit(self._exchange, message))
         try:
-            future = asyncio.wrap_future(self._threads.submit(self._exchange, message))
             answer = await asyncio.wait_for(future, ANSWER_SECONDS)
         except TimeoutError:
             raise RequestError(503, "too many requests are being decoded; try again", retry_after=5) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -77,16 +77,13 @@ def batches() -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64] | None]]:
     pictures, labels, at = pictures[order], labels[order], 0
     while True:
         for severity, count in WEATHER:
-            change = _change(severity, chance)
             for _ in range(count):
                 chosen = np.arange(at, at + BATCH) % POOL
                 at = (at + BATCH) % POOL
-                yield change(pictures[chosen]), None if severity is None else labels[chosen]
-
-
-def _change(severity: int | None, chance: np.random.Generator) -> Callable[[NDArray[np.uint8]], NDArray[np.uint8]]:
-    if severity is None:
-        return lambda pictures: chance.integers(0, 256, pictures.shape, dtype=np.uint8)
-    if severity == 0:
-        return lambda pictures: pictures
-    return lambda pictures: corrupt(pictures, "fog", severity=severity, seed=int(chance.integers(1 << 30)))
+                images = pictures[chosen]
+                if severity is None:
+                    yield chance.integers(0, 256, images.shape, dtype=np.uint8), None
+                elif severity == 0:
+                    yield images, labels[chosen]
+                else:
+                    yield corrupt(images, "fog", severity=severity, seed=int(chance.integers(1 << 30))), labels[chosen]

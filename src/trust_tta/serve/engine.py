@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,6 +22,7 @@ from trust_tta.serve.settings import RequestError, Settings
 from trust_tta.serve.stream_cache import StreamCache
 
 T = TypeVar("T")
+STOPPING = "the service is stopping"
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +86,7 @@ class Engine:
         self._on_batch = on_batch
         self._requests: deque[PredictRequest] = deque()  # the oldest comes first
         self._images = Counter[str]()  # of these requests, by stream
-        self._tasks: deque[Callable[[], None]] = deque()
+        self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()  # guards the fields above
         self._seconds_per_image = 0.01
         self._draining = False
@@ -105,7 +106,8 @@ class Engine:
         """Queue images for a stream: pixels (n, size, size, 3) or network input (n, 3, size, size)."""
         request = PredictRequest(stream, images, adapt)
         with self._changed:
-            self._check_open()
+            if self._draining:
+                raise RequestError(503, STOPPING, retry_after=5)
             queued, own = self._images.total(), self._images[stream]
             if queued + len(images) > self.settings.max_queued_total:
                 raise self._full(503, f"{queued} images are queued")
@@ -120,8 +122,9 @@ class Engine:
         """Call a function before the next batch."""
         future: Future[T] = Future()
         with self._changed:
-            self._check_open()
-            self._tasks.append(partial(_run_task, function, future))
+            if self._draining:
+                raise RequestError(503, STOPPING, retry_after=5)
+            self._tasks.append((function, future))
             self._changed.notify()
         return future
 
@@ -133,45 +136,48 @@ class Engine:
         self._worker.join()
         self.streams.close()
 
-    def _check_open(self) -> None:
-        if self._draining:
-            raise RequestError(503, "the service is stopping", retry_after=5)
-
     def _full(self, status: int, reason: str) -> RequestError:
         """A refusal that says when the queue will be done."""
         retry_after = 1 + int(self.queued * self._seconds_per_image)
         return RequestError(status, f"{reason}, and no more are accepted for now", retry_after=retry_after)
 
     def _run(self) -> None:
+        """Run tasks and batches until everything is drained."""
         while (work := self._next()) is not None:
-            work()
+            if isinstance(work, list):
+                self._run_batch([request for request in work if request.future.set_running_or_notify_cancel()])
+                continue
+            function, future = work
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except Exception as error:
+                    future.set_exception(error)
 
-    def _next(self) -> Callable[[], None] | None:
-        """Wait for a task or a batch; None once everything is drained."""
+    def _next(self) -> tuple[Callable[[], Any], Future[Any]] | list[PredictRequest] | None:
+        """Wait for a task or a batch; None once everything is drained.
+
+        A batch: the oldest request with those that can share its pass, whole ones in order.
+        """
         with self._changed:
             while not self._tasks:
-                batch, full = self._oldest_batch()
+                batch, images = list[PredictRequest](), 0
+                for request in self._requests:
+                    if not batch or (request.stream, request.adapt) == (batch[0].stream, batch[0].adapt):
+                        images += len(request.images)
+                        if batch and images > self.settings.batch_size:
+                            break
+                        batch.append(request)
                 left = batch[0].since + self.settings.max_wait - time.monotonic() if batch else None
                 if left is None and self._draining:
                     return None
-                if left is not None and (self._draining or full or left <= 0):
+                if left is not None and (self._draining or images >= self.settings.batch_size or left <= 0):
                     for request in batch:
                         self._requests.remove(request)
                         self._images -= Counter({request.stream: len(request.images)})
-                    return partial(self._run_batch, [r for r in batch if r.future.set_running_or_notify_cancel()])
+                    return batch
                 self._changed.wait(left)
             return self._tasks.popleft()
-
-    def _oldest_batch(self) -> tuple[list[PredictRequest], bool]:
-        """The oldest request with those that share its batch, whole ones in order, and whether the batch is full."""
-        batch, images = list[PredictRequest](), 0
-        for request in self._requests:
-            if not batch or (request.stream, request.adapt) == (batch[0].stream, batch[0].adapt):
-                images += len(request.images)
-                if batch and images > self.settings.batch_size:
-                    return batch, True
-                batch.append(request)
-        return batch, images >= self.settings.batch_size
 
     def _run_batch(self, requests: list[PredictRequest]) -> None:
         """Answer requests; if they fail together, one by one, so that only the one at fault fails."""
@@ -194,20 +200,13 @@ class Engine:
         parts = [r.images if r.images.is_floating_point() else self.normalize(r.images) for r in requests]
         images = torch.cat(parts)
         result = stream(images, adapt=adapt)
-        output, predictions, ids = result.logits.detach().float().cpu(), list[RequestPrediction](), list[str]()
-        for part in output.split([len(part) for part in parts]):
-            prediction = RequestPrediction(secrets.token_hex(8), part, result.adapted, stream.method.probabilities)
-            predictions.append(prediction)
-            ids += [f"{prediction.id}-{row}" for row in range(len(part))]
+        output = result.logits.detach().float().cpu()
+        predictions = [
+            RequestPrediction(secrets.token_hex(8), part, result.adapted, stream.method.probabilities)
+            for part in output.split([len(part) for part in parts])
+        ]
+        ids = [f"{prediction.id}-{row}" for prediction in predictions for row in range(len(prediction.output))]
         seconds = time.perf_counter() - start
         self._on_batch(BatchResult(stream, name, images, ids, output, result, seconds))
         self._seconds_per_image = 0.9 * self._seconds_per_image + 0.1 * seconds / len(images)
         return predictions
-
-
-def _run_task(function: Callable[[], Any], future: Future[Any]) -> None:
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(function())
-        except Exception as error:
-            future.set_exception(error)

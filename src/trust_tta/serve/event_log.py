@@ -99,8 +99,8 @@ class EventLog:
             if version not in (0, FORMAT):
                 raise StateError(f"the event log {path} has format {version}; this version reads {FORMAT}")
             self._durable.execute(f"PRAGMA user_version = {FORMAT}")
-            self._identity = _identity(path)
-        except sqlite3.Error as error:
+            self._opened = os.stat(path)
+        except (sqlite3.Error, OSError) as error:
             raise StateError(
                 f"the event log {path} cannot be used ({error}); restore a copy, or move it away to start an empty one"
             ) from error
@@ -113,7 +113,10 @@ class EventLog:
 
     def in_place(self) -> bool:
         """Whether the file is still where it was opened: SQLite goes on writing to one that was moved or removed."""
-        return _identity(self.path) == self._identity
+        try:
+            return os.path.samestat(os.stat(self.path), self._opened)
+        except OSError:
+            return False
 
     def _check_in_place(self) -> None:
         if not self.in_place():
@@ -197,14 +200,6 @@ class EventLog:
     def close(self) -> None:
         with self._lock, closing(self._durable), closing(self._quick):
             pass
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _read_evidence(text: str) -> dict[str, Any]:

@@ -40,18 +40,18 @@ class Metrics:
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(f"trust_tta_{name}", text, labels, registry=self.registry)
 
+        def histogram(name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
+            return Histogram(f"trust_tta_{name}", text, labels, buckets=buckets, registry=self.registry)
+
         self.requests = counter("requests", "answered requests", ("route", "code"))
         self.images = counter("images", "predicted images", ("adapted",))
         self.batches = counter("batches", "batches that the network ran")
         self.events = counter("events", "events of streams", ("kind", "action"))
         self.feedback = counter("feedback", "labels that came back", ("right",))
         self.event_log_errors = counter("journal_errors", "events or predictions that could not be written")
-        self.request_seconds = self._histogram("request_duration_seconds", "time to answer", SECONDS, ("route",))
-        self.batch_seconds = self._histogram("batch_duration_seconds", "time in the network", SECONDS)
-        self.batch_images = self._histogram("batch_images", "images that shared a batch", IMAGES)
-
-    def _histogram(self, name: str, text: str, buckets: Iterable[float], labels: tuple[str, ...] = ()) -> Histogram:
-        return Histogram(f"trust_tta_{name}", text, labels, buckets=tuple(buckets), registry=self.registry)
+        self.request_seconds = histogram("request_duration_seconds", "time to answer", SECONDS, ("route",))
+        self.batch_seconds = histogram("batch_duration_seconds", "time in the network", SECONDS)
+        self.batch_images = histogram("batch_images", "images that shared a batch", IMAGES)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

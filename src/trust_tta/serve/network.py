@@ -45,9 +45,7 @@ class NetworkInfo:
         if type(given) is int and 0 <= given < count:
             return given
         names = f", or a name such as '{self.classes[0]}'" if self.classes else ""
-        raise BadRequestError(
-            f"the label {json.dumps(given)[:60]} is not a class; give a number from 0 to {count - 1}{names}"
-        )
+        raise BadRequestError(f"the label {json.dumps(given)[:60]} is not a class; give 0 to {count - 1}{names}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +58,6 @@ class ServedNetwork(NetworkInfo):
     def info(self) -> NetworkInfo:
         """Everything but the weights, for a process that does not load them."""
         return NetworkInfo(**{field.name: getattr(self, field.name) for field in fields(NetworkInfo)})
-
-    def identity(self) -> dict[str, Any]:
-        """The values that a folder of streams must agree with to be continued."""
-        options = self.method.options.model_dump(mode="json")
-        return {"checkpoint": self.checkpoint.sha256, "method": self.method.name, "options": options}
 
 
 @dataclass(frozen=True)

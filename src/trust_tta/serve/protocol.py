@@ -79,21 +79,27 @@ class InferRequest:
     adapt: bool
 
 
-def model_metadata(name: str, *, size: int, output: tuple[int, ...]) -> dict[str, Any]:
+def model_metadata(name: str, size: int, output: tuple[int, ...]) -> dict[str, Any]:
     """The answer to `GET /v2/models/NAME`. `output`: the shape of the logits without the batch."""
-    shape = [-1, *output]
     return {
         "name": name,
         "versions": [VERSION],
         "platform": "pytorch_trust_tta",
         "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, 3, size, size]}],
-        "outputs": [{"name": output_name, "datatype": "FP32", "shape": shape} for output_name in OUTPUTS],
+        "outputs": [{"name": output_name, "datatype": "FP32", "shape": [-1, *output]} for output_name in OUTPUTS],
     }
 
 
 def read_request(body: bytes | bytearray, header_length: str | None, *, size: int, settings: Settings) -> InferRequest:
     """Parse a body: JSON, or JSON of a stated length followed by the tensor."""
-    text, tail = _split(body, header_length)
+    text, tail = body, memoryview(b"")
+    if header_length is not None:
+        if not (header_length.isascii() and header_length.isdigit() and len(header_length) < 12):
+            raise BadRequestError(f"Inference-Header-Content-Length is {header_length[:40]!r}; give a number of bytes")
+        length = int(header_length)
+        if length > len(body):
+            raise BadRequestError(f"Inference-Header-Content-Length is {length}, and the body has {len(body)} bytes")
+        text, tail = bytes(memoryview(body)[:length]), memoryview(body)[length:]
     try:
         request = _Request.model_validate(parse_json(text, where="the request", error=BadRequestError))
     except ValidationError as error:
@@ -135,18 +141,6 @@ def write_response(
     return b"".join([text, *tensors]), len(text) if tensors else None
 
 
-def _split(body: bytes | bytearray, header_length: str | None) -> tuple[bytes | bytearray, memoryview]:
-    view = memoryview(body)
-    if header_length is None:
-        return body, view[:0]
-    if not (header_length.isascii() and header_length.isdigit() and len(header_length) < 12):
-        raise BadRequestError(f"Inference-Header-Content-Length is {header_length[:40]!r}; give a number of bytes")
-    length = int(header_length)
-    if length > len(body):
-        raise BadRequestError(f"Inference-Header-Content-Length is {length}, and the body has {len(body)} bytes")
-    return bytes(view[:length]), view[length:]
-
-
 def _read_images(given: _Input, tail: memoryview, *, size: int, settings: Settings) -> NDArray[Any]:
     kind, shape = given.datatype, given.shape
     wanted = f"[n, 3, {size}, {size}]" if kind == "FP32" else "[n, height, width, 3]"
@@ -182,9 +176,7 @@ def _from_json(data: list[Any] | None, kind: str, shape: list[int]) -> NDArray[A
             raise TypeError
         numbers = np.array(data, dtype=np.float64).reshape(shape)
     except (TypeError, OverflowError):  # an integer may be beyond float64
-        raise BadRequestError(
-            f"the data of '{INPUT}' must be {math.prod(shape)} numbers, nested as {shape} or flat"
-        ) from None
+        raise BadRequestError(f"'{INPUT}' must be {math.prod(shape)} numbers, nested as {shape} or flat") from None
     if kind == "UINT8" and not np.isin(numbers, np.arange(256)).all():
         raise BadRequestError(f"the data of '{INPUT}' must be integers from 0 to 255, as UINT8 requires")
     with np.errstate(over="ignore"):  # values that are too large become infinite, and are refused as such

@@ -26,7 +26,6 @@ from trust_tta.serve.settings import Settings
 SHUTDOWN_SECONDS = 30
 DECODE_SECONDS = 2.0  # of these, for requests that are being decoded
 MAX_HEADER = 1 << 16  # bytes; also of the trailers after a chunked body
-_encode = json.JSONEncoder(default=str).encode
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "color_message", "taskName"}
 
 
@@ -46,7 +45,7 @@ class JsonLines(logging.Formatter):
             line["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
             frames = traceback.extract_tb(error.__traceback__)[-3:]
             line["where"] = [f"{frame.filename}:{frame.lineno}" for frame in frames]
-        return _encode(line)
+        return json.dumps(line, default=str)
 
 
 def log_as_json() -> None:
@@ -88,29 +87,6 @@ def address_of(listener: socket.socket) -> str:
     return f"http://{shown}:{port}"
 
 
-def make_server(api: Api, *, on_ready: Callable[[], None] = lambda: None) -> Server:
-    """The server of an API; `run(sockets=[...])` serves until `stop`."""
-
-    class Limited(Connection):
-        settings = api.settings
-
-    config = uvicorn.Config(
-        make_app(api),
-        http=Limited,
-        h11_max_incomplete_event_size=MAX_HEADER,
-        ws="none",
-        loop="asyncio",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
-    return Server(config, api, on_ready)
-
-
 class Connection(H11Protocol):
     """uvicorn's HTTP/1.1 connection, closed when a client takes too long to send a request, or there are too many."""
 
@@ -133,10 +109,10 @@ class Connection(H11Protocol):
 
     def _update_deadline(self) -> None:
         """Set a deadline while no request is being answered; more bytes do not extend it."""
-        idle = self.cycle is None or self.cycle.response_complete
-        if self._deadline is None and idle and not self.transport.is_closing():
+        waiting = (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
+        if self._deadline is None and waiting:
             self._deadline = self.loop.call_later(self.settings.read_seconds, self.transport.close)
-        elif self._deadline is not None and (not idle or self.transport.is_closing()):
+        elif self._deadline is not None and not waiting:
             self._deadline.cancel()
             self._deadline = None
 
@@ -151,9 +127,26 @@ def run_server(server: Server, listener: socket.socket) -> None:
 
 
 class Server(uvicorn.Server):
-    """Reports when it is ready; when it is to stop, it ends slow decoding."""
+    """The server of an API: reports when it is ready; when it is to stop, it ends slow decoding."""
 
-    def __init__(self, config: uvicorn.Config, api: Api, on_ready: Callable[[], None]) -> None:
+    def __init__(self, api: Api, *, on_ready: Callable[[], None] = lambda: None) -> None:
+        class Limited(Connection):
+            settings = api.settings
+
+        config = uvicorn.Config(
+            make_app(api),
+            http=Limited,
+            h11_max_incomplete_event_size=MAX_HEADER,
+            ws="none",
+            loop="asyncio",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
         super().__init__(config)
         self._decoder, self._on_ready = api.decoder, on_ready
 

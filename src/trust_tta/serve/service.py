@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sqlite3
-import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
@@ -28,7 +27,6 @@ from trust_tta.live.calibration import calibrate
 from trust_tta.live.guard import Event, Guard
 from trust_tta.live.snapshots import Folder, hold, read_state, write_state
 from trust_tta.live.stream import REFERENCE_FILE, Stream
-from trust_tta.methods.base import Method
 from trust_tta.methods.state import network_state
 from trust_tta.models.weights import encode_weights
 from trust_tta.preprocessing import network_input
@@ -76,17 +74,16 @@ class Service:
     ) -> None:
         self.network, self.folder = network, folder
         self.settings = settings or Settings()
-        self.guard = guard or Guard()
         folder.mkdir(parents=True, exist_ok=True)
-        self._unlock = weakref.finalize(self, _close, hold(folder / "lock"))
-        _check_identity(folder / "service.json", network.identity())
+        self._unlock = hold(folder / "lock", self)
+        _check_identity(folder / "service.json", network)
         self.event_log = EventLog(folder / EVENT_LOG_FILE)
         self.metrics = Metrics(self._gauges)
         self.dashboard = Dashboard(network, count_labels=self._count_labels)
         self.streams = StreamCache(
             network.method,
             streams or folder / "streams",
-            guard=self.guard,
+            guard=guard or Guard(),
             max_loaded=self.settings.max_loaded,
             max_streams=self.settings.max_streams,
             on_event=self._on_event,
@@ -115,8 +112,6 @@ class Service:
         self.event_log.close()
         self._unlock()
 
-    # Requests of clients
-
     def predict(self, images: Tensor, *, stream: str, adapt: bool) -> Future[RequestPrediction]:
         """Queue pixels (n, size, size, 3) or network input (n, 3, size, size)."""
         if images.is_floating_point():
@@ -141,11 +136,11 @@ class Service:
 
     @between_batches
     def _tell_guards(self, labels: Sequence[Feedback]) -> None:
-        """Let labels of images that the source predicted too enter the tests of their streams."""
-        batches: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+        """Add labels of images that the source predicted, too, to the harm tests of their streams."""
+        batches = defaultdict[tuple[str, int], list[tuple[int, int, int]]](list)
         for feedback in labels:
             batch, adapted, source = feedback.compared or (0, 0, 0)
-            batches.setdefault((feedback.stream, batch), []).append((adapted, source, feedback.label))
+            batches[feedback.stream, batch].append((adapted, source, feedback.label))
         for (name, batch), rows in batches.items():
             try:
                 if name in self.streams:
@@ -153,8 +148,6 @@ class Service:
                     self.streams.open(name).add_labels(told[:, :2], told[:, 2], batch=batch)
             except (RequestError, StateError) as error:
                 log.warning("labels do not reach the guard", extra={"stream": name, "reason": str(error)})
-
-    # Changes to streams
 
     @between_batches
     def act(self, name: str, action: str) -> dict[str, Any]:
@@ -171,9 +164,8 @@ class Service:
             self.event_log.remove_stream(name)
         except sqlite3.Error as error:
             log.error("labels cannot be removed", extra={"stream": name, "reason": str(error)})
-            raise RequestError(
-                503, f"the labels of the stream '{name}' cannot be removed", retry_after=DISK_RETRY_SECONDS
-            ) from None
+            reason = f"the labels of the stream '{name}' cannot be removed"
+            raise RequestError(503, reason, retry_after=DISK_RETRY_SECONDS) from None
         self.dashboard.remove(name)
 
     @between_batches
@@ -213,7 +205,9 @@ class Service:
     @between_batches
     def read_checkpoint(self, name: str) -> bytes:
         """The whole adapted network: a safetensors file that `create_model` takes."""
-        return adapted_checkpoint(self.network, self._open(name).method)
+        method, checkpoint = self._open(name).method, self.network.checkpoint
+        about = {"adapted_by": method.name, "adapted_from": checkpoint.sha256}
+        return encode_weights(network_state(method), {**checkpoint.info.to_metadata(), **about})
 
     def _check_known(self, name: str) -> None:
         if name not in self.streams:
@@ -229,15 +223,17 @@ class Service:
         self._unrecorded.discard(name)
         event = change()
         if not stream.saved or name in self._unrecorded:
-            raise RequestError(
-                503,
-                f"the stream '{name}' was changed in memory but cannot be written, so a restart would undo it; "
-                "free or repair the disk, and try again",
-                retry_after=DISK_RETRY_SECONDS,
-            )
+            reason = f"the stream '{name}' was changed in memory but cannot be written, so a restart would undo it"
+            raise RequestError(503, f"{reason}; free or repair the disk", retry_after=DISK_RETRY_SECONDS)
         return event
 
-    # What is known of streams
+    def metrics_text(self) -> bytes:
+        """All metrics in the format that Prometheus reads."""
+        return self.metrics.text()
+
+    def page_updates(self, since: float) -> dict[str, Any]:
+        """Everything on the live page that is newer than a time in seconds since 1970."""
+        return self.dashboard.since(since)
 
     def list_streams(self) -> list[dict[str, Any]]:
         """The summaries of all streams."""
@@ -250,8 +246,6 @@ class Service:
             return self.event_log.events(stream=stream, limit=limit)
         except sqlite3.Error as error:
             raise StateError(f"the event log {self.event_log.path} cannot be read ({error})") from error
-
-    # Callbacks of the engine and the streams
 
     def _on_event(self, stream: str, event: Event) -> None:
         number = 0
@@ -267,11 +261,10 @@ class Service:
     def _on_batch(self, batch: BatchResult) -> None:
         if batch.output.ndim == 2:  # not segmentation
             compared = torch.full((len(batch.ids), 2), -1) if batch.result.compared is None else batch.result.compared
+            found = zip(batch.ids, batch.output.argmax(1).tolist(), compared.tolist(), strict=True)
             rows = [
                 StoredPrediction(name, best, (batch.result.batch, adapted, source) if source >= 0 else None)
-                for name, best, (adapted, source) in zip(
-                    batch.ids, batch.output.argmax(1).tolist(), compared.tolist(), strict=True
-                )
+                for name, best, (adapted, source) in found
             ]
             try:
                 self.event_log.add_predictions(batch.name, rows)
@@ -303,26 +296,14 @@ class Service:
         yield from stream_gauges({name: summaries[name]["reading"] for name in loaded if name in summaries})
 
 
-def adapted_checkpoint(network: ServedNetwork, method: Method) -> bytes:
-    """The network with a method's weights and statistics, and its metadata, as safetensors."""
-    about = {"adapted_by": method.name, "adapted_from": network.checkpoint.sha256}
-    return encode_weights(network_state(method), {**network.checkpoint.info.to_metadata(), **about})
-
-
-def _close(lock: int | None) -> None:
-    if lock is not None:
-        os.close(lock)
-
-
-def _check_identity(path: Path, identity: dict[str, Any]) -> None:
+def _check_identity(path: Path, network: ServedNetwork) -> None:
     """Refuse streams of another network or method: their states would not fit, or would fit and be wrong."""
+    options = network.method.options.model_dump(mode="json")
+    identity = {"checkpoint": network.checkpoint.sha256, "method": network.method.name, "options": options}
     if not path.exists():
         write_whole(path, json.dumps(identity, indent=1) + "\n")
         return
     stored = read_json(path, error=StateError)
-    for key in ("checkpoint", "method", "options"):
-        if not isinstance(stored, dict) or stored.get(key) != identity[key]:
-            raise ConfigError(
-                f"'{path.parent}' holds streams of another {key} ({path.name} says which); give another folder, or the "
-                f"same {key}"
-            )
+    for key, value in identity.items():
+        if not isinstance(stored, dict) or stored.get(key) != value:
+            raise ConfigError(f"'{path.parent}' holds streams of another {key} (see {path.name}); give another folder")

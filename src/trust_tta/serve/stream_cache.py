@@ -65,7 +65,11 @@ class StreamCache:
         try:
             if not folder.exists():
                 folder.mkdir(parents=True)
-                _link(self.folder.parent / REFERENCE_FILE, folder / REFERENCE_FILE)
+                if (reference := self.folder.parent / REFERENCE_FILE).exists():
+                    try:
+                        os.link(reference, folder / REFERENCE_FILE)  # it is only ever replaced as a whole
+                    except OSError:
+                        shutil.copyfile(reference, folder / REFERENCE_FILE)
             stream = Stream(method, guard=self.guard, snapshots=folder, on_event=lambda e: self._on_event(name, e))
         except OSError as error:
             reason = f"the stream '{name}' cannot be kept on disk ({error.strerror}); free or repair it"
@@ -106,12 +110,3 @@ def stream_names(folder: Path) -> list[str]:
             return sorted(entry.name for entry in entries if STREAM_NAME.fullmatch(entry.name) and entry.is_dir())
     except OSError:
         return []
-
-
-def _link(reference: Path, link: Path) -> None:
-    """Share the reference file, which is only ever replaced as a whole."""
-    if reference.exists():
-        with suppress(OSError):
-            os.link(reference, link)
-            return
-        shutil.copyfile(reference, link)
