@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
@@ -237,13 +238,7 @@ def network_case(model: nn.Module, timing: Timing, maker: Maker, limits: TimingL
 
 def _forward(model: nn.Module, images: Tensor) -> Iterator[Work]:
     model.eval()
-
-    def work() -> Tensor:
-        with torch.no_grad():
-            logits: Tensor = model(images)
-        return logits
-
-    yield work
+    yield torch.no_grad()(lambda: model(images))
 
 
 def _forward_and_backward(model: nn.Module, images: Tensor) -> Iterator[Work]:
@@ -290,34 +285,24 @@ def scan_cases(shape: Shape, *, backend: str, dtype: str, device: torch.device, 
     """Forward and backward of one scan."""
 
     @contextmanager
-    def prepare_forward() -> Iterator[Work]:
+    def prepare(work: str) -> Iterator[Work]:
         inputs = scan_inputs(shape, DTYPES[dtype], device)
-
-        def forward() -> Tensor:
-            with torch.no_grad():
-                return grouped_scan(*inputs, backend=backend)
-
-        yield forward
-
-    @contextmanager
-    def prepare_backward() -> Iterator[Work]:
-        leaves = [t.requires_grad_() for t in scan_inputs(shape, DTYPES[dtype], device)]
+        if work == "forward":
+            yield torch.no_grad()(lambda: grouped_scan(*inputs, backend=backend))
+            return
+        leaves = [t.requires_grad_() for t in inputs]
         y = grouped_scan(*leaves, backend=backend)
         dy = torch.ones_like(y)
         yield lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True)
 
-    timing = Timing(
-        part="scan",
-        work="forward",
-        backend=backend,
-        dtype=dtype,
-        batch=shape.batch,
-        size=shape.length,
-        channels=shape.channels,
-    )
+    sizes = {"batch": shape.batch, "size": shape.length, "channels": shape.channels}
     return [
-        Case(timing=timing, prepare=prepare_forward, limits=limits),
-        Case(timing=replace(timing, work="backward"), prepare=prepare_backward, limits=limits),
+        Case(
+            timing=Timing(part="scan", work=work, backend=backend, dtype=dtype, **sizes),
+            prepare=partial(prepare, work),
+            limits=limits,
+        )
+        for work in ("forward", "backward")
     ]
 
 

@@ -55,7 +55,7 @@ def rank(parts: Sequence[RunConfig], *, k: int, out: Path | None) -> None:
 
     The folder gets a record for each domain of one experiment, or for each of several experiments.
     """
-    from trust_tta.bench.order_ranking import rank_domains
+    from trust_tta.bench.experiment import rank_domains
     from trust_tta.report.text import printable
     from trust_tta.results.order_records import write_record
 
