@@ -18,13 +18,12 @@ def summarize(group: ResultGroup) -> list[str]:
     if not group.means():
         return [f"On {group.title} no method has finished every domain yet, so there is no ranking.", *_gaps(group)]
     best = leaders(group)
-    return [
-        _lead(group, best),
-        *_margin(group, best),
-        *_trust(group, best),
-        _cost(group),
-        *_gaps(group),
-    ]
+    said = [_lead(group, best), *_margin(group, best)]
+    trust = next((variant for variant in ranking(group) if variant.method == "trust"), None)
+    if trust is not None and trust not in best:
+        behind = format_percent(difference(group, best[0], trust).gain)
+        said.append(f"TRUST does not win here: {trust.name} is {behind} points behind {best[0].name}.")
+    return [*said, _cost(group), *_gaps(group)]
 
 
 def _lead(group: ResultGroup, best: Sequence[Variant]) -> str:
@@ -80,15 +79,6 @@ def _margin(group: ResultGroup, best: Sequence[Variant]) -> list[str]:
         if variant is not None and variant.label in reached and variant.label not in {*tied, second.label}:
             parts.append(f"{format_percent(reached[first.label] - reached[variant.label])} above {variant.name}")
     return [f"{'That' if len(best) == 1 else first.name} is {joined(parts)}."]
-
-
-def _trust(group: ResultGroup, best: Sequence[Variant]) -> list[str]:
-    """The distance of TRUST from the best method, if it is not among the best."""
-    trust = next((variant for variant in ranking(group) if variant.method == "trust"), None)
-    if trust is None or trust in best:
-        return []
-    behind = format_percent(difference(group, best[0], trust).gain)
-    return [f"TRUST does not win here: {trust.name} is {behind} points behind {best[0].name}."]
 
 
 def _cost(group: ResultGroup) -> str:
