@@ -55,10 +55,14 @@ def run(arguments: Namespace) -> None:
         say(listing(items).removesuffix("\n"))
         return
     use_passive_threads()
-    chosen = _choose(items, arguments.run)
+    known = {item.name: item for item in items}
+    if unknown := [name for name in arguments.run if name not in known]:
+        from trust_tta.schema import did_you_mean
+
+        raise ConfigError(f"--run {unknown[0]}: there is no such table or figure; {did_you_mean(unknown[0], known)}")
     problems: list[str] = []
     seconds: dict[str, float] = {}
-    for item in chosen:
+    for item in [known[name] for name in arguments.run or known]:
         say(f"\n{item.name}: {item.place}, {item.about}")
         begun = time.perf_counter()
         found = run_item(item, small=arguments.small, root=arguments.root)
@@ -128,16 +132,6 @@ def listing(items: Sequence[PaperExperiment]) -> str:
         if item.name in RANKED:
             lines.append("{:<20} with {}: {}".format("", *RANKED[item.name]))
     return "\n".join(lines) + "\n"
-
-
-def _choose(items: Sequence[PaperExperiment], names: Sequence[str]) -> list[PaperExperiment]:
-    known = {item.name: item for item in items}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        from trust_tta.schema import did_you_mean
-
-        raise ConfigError(f"--run {unknown[0]}: there is no such table or figure; {did_you_mean(unknown[0], known)}")
-    return [known[name] for name in names] if names else list(items)
 
 
 def place_rank(place: str) -> tuple[int, int]:

@@ -191,11 +191,6 @@ def conclude(trained: TrainedFiles, arguments: Namespace) -> None:
         if is_segmentation(arguments.data)
         else f"the accuracy on the {images} is {score}"
     )
-    say(f"the network is in {trained.weights}; next: {next_command(trained, arguments)}")
-
-
-def next_command(trained: TrainedFiles, arguments: Namespace) -> str:
-    """A benchmark of the network on data that are available: the domain left out, or the data set itself."""
     dataset = arguments.data.lower()
     words = ["trust-tta", "bench", "--checkpoint", str(trained.weights)]
     if dataset == "cifar10":
@@ -204,4 +199,5 @@ def next_command(trained: TrainedFiles, arguments: Namespace) -> str:
         words += ["--dataset", dataset, "--root", arguments.root]
     if arguments.target:
         words += ["--domains", arguments.target]
-    return shlex.join([*words, "--methods", "source,tent,trust"])
+    command = shlex.join([*words, "--methods", "source,tent,trust"])
+    say(f"the network is in {trained.weights}; next: {command}")

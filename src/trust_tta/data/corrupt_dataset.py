@@ -254,7 +254,11 @@ def _corrupt_file(
         table = choose_table(record.table, height=image.shape[1], width=image.shape[2])
     for severity, path in missing.items():
         (piece,) = make_tasks(image, corruption, severity, seed=record.seed, table=table, first_index=index)
-        write_bytes(path, encode_image(run_task(piece)[0], path.suffix))
+        kind = Image.registered_extensions()[path.suffix.lower()]
+        quality: dict[str, Any] = {"JPEG": {"quality": _JPEG_QUALITY, "optimize": True}, "WEBP": {"lossless": True}}
+        with io.BytesIO() as file:
+            Image.fromarray(run_task(piece)[0]).save(file, kind, **quality.get(kind, {}))
+            write_bytes(path, file.getvalue())
     return len(targets)
 
 
@@ -269,12 +273,3 @@ def cut_image(image: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
     scaled = Image.fromarray(image).resize(wanted, Image.Resampling.BILINEAR)
     left, top = round((scaled.width - size) / 2), round((scaled.height - size) / 2)
     return np.asarray(scaled.crop((left, top, left + size, top + size)))
-
-
-def encode_image(image: NDArray[np.uint8], suffix: str) -> bytes:
-    """The bytes of an image file: JPEG at quality 85, other formats without loss."""
-    kind = Image.registered_extensions()[suffix.lower()]
-    options: dict[str, Any] = {"JPEG": {"quality": _JPEG_QUALITY, "optimize": True}, "WEBP": {"lossless": True}}
-    with io.BytesIO() as file:
-        Image.fromarray(image).save(file, kind, **options.get(kind, {}))
-        return file.getvalue()

@@ -26,12 +26,11 @@ from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training import artifacts
 from trust_tta.training.data import LazyImages, TrainingData, read_arrays
-from trust_tta.training.evaluation import evaluate, recalibrate
 from trust_tta.training.linear_probe import fit_head, score_head
 from trust_tta.training.loop import fit
 from trust_tta.training.recipe import FinetuneRecipe, SegmentationRecipe, TrainRecipe, default_size, recipe_for
 from trust_tta.training.segmentation import read_segmentation_arrays, segmentation, segmentation_preprocessing
-from trust_tta.training.tasks import Task, classification
+from trust_tta.training.tasks import Task, classification, evaluate, recalibrate
 
 Arrays: TypeAlias = tuple[NDArray[np.uint8], NDArray[Any]]
 
