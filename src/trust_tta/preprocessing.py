@@ -91,13 +91,14 @@ class Preprocessing(Schema):
     def fit(self, images: Pictures | Iterable[Picture]) -> Pixels:
         """Resize and crop: uint8 (n, size, size, 3); an array that fits already comes back as it is."""
         import numpy as np
+        from PIL import Image
 
         if isinstance(images, np.ndarray):
             _check_pixels(images.shape, str(images.dtype))
             images = images if images.ndim == 4 else images[None]
             if self.fits(images.shape[1:3]):
                 return images
-        elif _is_picture(images) or not isinstance(images, Iterable):
+        elif isinstance(images, Image.Image) or not isinstance(images, Iterable):
             images = [images]  # type: ignore[list-item]
         fitted = [self.fit_image(image) for image in images]
         if len({image.shape for image in fitted}) > 1:
@@ -268,17 +269,12 @@ def _check_batch(network: Any, images: torch.Tensor) -> None:
         )
 
 
-def _is_picture(images: Any) -> bool:
-    from PIL import Image
-
-    return isinstance(images, Image.Image)
-
-
 def _pixels(image: Any) -> Pixels:
     """One image as uint8 (h, w, 3)."""
     import numpy as np
+    from PIL import Image
 
-    if _is_picture(image):
+    if isinstance(image, Image.Image):
         if image.mode not in _EIGHT_BITS:
             raise DataError(
                 f"an image of mode {image.mode} has more than 8 bits per channel, and its range is not known; "

@@ -56,10 +56,6 @@ class SpeedSettings(Schema):
     seconds: Rate = 1.0
     warmups: Natural = 6
 
-    @property
-    def limits(self) -> TimingLimits:
-        return TimingLimits(seconds=self.seconds, min_repeats=self.repeats, max_warmups=self.warmups)
-
 
 def default_settings(device: torch.device, *, quick: bool = False) -> dict[str, Any]:
     """The paper's network on a GPU, the shipped one on a CPU; `quick`: every part once, at tiny sizes."""
@@ -141,11 +137,6 @@ def _describe(
     }
 
 
-def failed_backends(record: dict[str, Any]) -> list[str]:
-    """The backends of a record that did not agree with the reference."""
-    return [name for name, check in record["parity"].items() if not check["passed"]]
-
-
 def over_reference(rows: Sequence[Timing]) -> dict[str, float]:
     """Speedup of each piece of work over the reference scan."""
 
@@ -163,7 +154,8 @@ def over_reference(rows: Sequence[Timing]) -> dict[str, float]:
 
 def make_cases(settings: SpeedSettings, model: nn.Module, *, device: torch.device) -> list[Case]:
     """Steps of the network, some followed by the same with the reference scan, then the scan of each stage alone."""
-    limits, largest, size = settings.limits, max(settings.batches), settings.size or 0
+    limits = TimingLimits(seconds=settings.seconds, min_repeats=settings.repeats, max_warmups=settings.warmups)
+    largest, size = max(settings.batches), settings.size or 0
     brief = replace(limits, seconds=limits.seconds / 4)
     # Seconds per pass on a GPU: a few repeats tell the ratio, and a whole step of TRUST takes minutes at 224 pixels.
     few = replace(brief, min_repeats=min(2, limits.min_repeats), max_seconds=5.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections import deque
@@ -29,7 +28,7 @@ from trust_tta.data.corruptions.apply import (
 )
 from trust_tta.data.corruptions.table import CORRUPTIONS, choose_table
 from trust_tta.data.dataset import FileImages
-from trust_tta.data.file_io import hash_array, write_bytes, write_npy, writing
+from trust_tta.data.file_io import hash_array, write_npy, writing
 from trust_tta.data.images import SUFFIXES, check_pixels, check_size, list_images, read_image
 from trust_tta.data.loading import subfolders
 from trust_tta.errors import ConfigError, DataError
@@ -159,7 +158,8 @@ def claim_folder(folder: Path, record: CorruptionRecord, outputs: Sequence[Path]
     foreign = next((output for output in outputs if output.exists()), None)
     if foreign is not None:
         raise DataError(f"{foreign} is there without a {RECORD_NAME} that says how it was made; give another output")
-    write_bytes(path, (json.dumps(asdict(record), indent=1) + "\n").encode())
+    with writing(path) as file:
+        file.write((json.dumps(asdict(record), indent=1) + "\n").encode())
 
 
 def list_tree(root: Path) -> list[str]:
@@ -256,9 +256,9 @@ def _corrupt_file(
         (piece,) = make_tasks(image, corruption, severity, seed=record.seed, table=table, first_index=index)
         kind = Image.registered_extensions()[path.suffix.lower()]
         quality: dict[str, Any] = {"JPEG": {"quality": _JPEG_QUALITY, "optimize": True}, "WEBP": {"lossless": True}}
-        with io.BytesIO() as file:
-            Image.fromarray(run_task(piece)[0]).save(file, kind, **quality.get(kind, {}))
-            write_bytes(path, file.getvalue())
+        corrupted = Image.fromarray(run_task(piece)[0])
+        with writing(path) as file:
+            corrupted.save(file, kind, **quality.get(kind, {}))
     return len(targets)
 
 

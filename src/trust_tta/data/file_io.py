@@ -32,12 +32,6 @@ def write_npy(path: Path, array: NDArray[Any]) -> None:
         np.save(file, array)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, whole or not at all."""
-    with writing(path) as file:
-        file.write(content)
-
-
 def hash_array(array: NDArray[Any]) -> str:
     """The sha256 of the array's little-endian bytes in C order."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
-from trust_tta.report.text import safe_line, short_name
+from trust_tta.report.text import safe_line
 from trust_tta.report.theme import Style, style_of
 from trust_tta.results import Cell, CellKey, Counts, Failure, ResultStore
 from trust_tta.results.display import BASELINES, rank
@@ -74,10 +74,6 @@ class Variant:
     @property
     def style(self) -> Style:
         return style_of(self.method)
-
-    def short(self, limit: int = 18) -> str:
-        """The name in charts."""
-        return short_name(self.label, limit)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element, tostring
 from trust_tta.report.charts import Chart, Point, Series, split_outliers
 from trust_tta.report.model import Variant
 from trust_tta.report.significance import pareto_front
-from trust_tta.report.text import safe, shortened
+from trust_tta.report.text import safe, short_name, shortened
 from trust_tta.report.theme import OUTLINES, css_class
 from trust_tta.results.record import BINS
 
@@ -243,12 +243,13 @@ def _scatter(chart: Chart) -> Element:
     taken += [Label(left, right, bottom - 6)] if outliers else []
     for s in sorted(series, key=lambda s: (s.variant.number > 0, places[s.variant.label][1])):
         u, v = places[s.variant.label]
-        width = 6.4 * len(s.variant.short())
+        short = short_name(s.variant.label)
+        width = 6.4 * len(short)
         start = u + 10 if u + 10 + width <= WIDTH - 2 else u - 10 - width
         baseline = free_baseline(start, width, v + 4, taken, top=top + 4, bottom=bottom + 8)
         if baseline is not None:
             taken.append(Label(start, start + width, baseline))
-            name = text(start, baseline, s.variant.short(), role=f"name {css_class(s.variant.method)}")
+            name = text(start, baseline, short, role=f"name {css_class(s.variant.method)}")
             shapes.append(group([name], data_s=s.variant.index))
     return document(height, chart.title, [*shapes, *_outlier_note(chart, outliers, left + 12, bottom - 6)])
 
@@ -277,7 +278,7 @@ def _lines(chart: Chart) -> Element:
     wanted = [y(chart.shown(end)) if math.isfinite(end) else bottom for end in ends]
     for s, place in zip(labeled, spread_labels(wanted, 12.5, top, bottom), strict=True):
         role = f"name {css_class(s.variant.method)}"
-        name = text(right + 10, place + 4, s.variant.short(17), role=role)
+        name = text(right + 10, place + 4, short_name(s.variant.label, 17), role=role)
         shapes.append(group([name], data_s=s.variant.index))
     return document(height, chart.title, [*shapes, *_outlier_note(chart, outliers, left + 12, bottom - 6)])
 
