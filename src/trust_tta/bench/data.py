@@ -32,7 +32,6 @@ from trust_tta.data.streams import (
 )
 from trust_tta.errors import ConfigError
 from trust_tta.models.checkpoint import Checkpoint
-from trust_tta.preprocessing import Preprocessing
 
 _PROBES = 8  # corrupted images that represent the code in a fingerprint
 _CLEAN_SETS = {"cifar10-c": "cifar10", "cifar100-c": "cifar100"} | dict.fromkeys(
@@ -175,12 +174,6 @@ class ExperimentData:
         config = StreamConfig(batch_size=batch_size, limit=limit)
         (domain,) = stream_datasets([self.clean(target)], config, workers=workers)
         return domain
-
-
-def prepare(domain: Domain, preprocessing: Preprocessing, checkpoint: Checkpoint | None = None) -> Domain:
-    """The domain with preprocessed images, and with labels numbered as the outputs of the checkpoint."""
-    dataset = domain.dataset if checkpoint is None else align(domain.dataset, checkpoint)[0]
-    return replace(domain, batches=replace(domain.batches, dataset=dataset, preprocessing=preprocessing))
 
 
 def align(dataset: Dataset, checkpoint: Checkpoint) -> tuple[Dataset, str]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.bench.config import ARRAY, CLEAN_DATA_OPTIONS, MethodConfig, ModelConfig, RunConfig
-from trust_tta.bench.data import ExperimentData, align, prepare
+from trust_tta.bench.data import ExperimentData, align
 from trust_tta.bench.environment import autocast, choose_device
 from trust_tta.config_io import read_class_names
 from trust_tta.data.dataset import Dataset
@@ -94,10 +94,11 @@ class ExperimentPlan:
             )
         }
 
-    def prepare(self, domain: Domain) -> Domain:
-        """The domain as input of its network."""
-        base = domain.dataset.domain
-        return prepare(domain, self.preprocessing[base], self.checkpoints[base])
+    def prepare(self, domain: Domain, *, of: str | None = None) -> Domain:
+        """The domain as input of its own network, or that of the domain `of`, with labels numbered as its outputs."""
+        of = of or domain.dataset.domain
+        dataset, _ = align(domain.dataset, self.checkpoints[of])
+        return replace(domain, batches=replace(domain.batches, dataset=dataset, preprocessing=self.preprocessing[of]))
 
 
 def make_plan(config: RunConfig, data: ExperimentData | None = None) -> ExperimentPlan:
@@ -252,7 +253,7 @@ class Experiment:
         """At most `limit` clean images, the same for all cells, as input of the sequence's network."""
         target = self._open_stream(sequence.batch_size, sequence.seed)[sequence.positions[0]].dataset.domain
         domain = self.data.clean_stream(target, batch_size=sequence.batch_size, limit=limit, workers=self.workers)
-        return prepare(domain, self.plan.preprocessing[target], self.plan.checkpoints[target])
+        return self.plan.prepare(domain, of=target)
 
     def network(self, domain: Domain) -> nn.Module:
         """The network of this domain; a new one runs forward and backward once, so that no cell pays for compiling."""

@@ -23,8 +23,7 @@ from trust_tta.errors import ConfigError, TrustError
 
 if TYPE_CHECKING:
     from trust_tta.training import SegmentationRecipe, TrainRecipe
-    from trust_tta.training.parallel_runs import TrainingJob
-    from trust_tta.training.runs import TrainedFiles
+    from trust_tta.training.runs import TrainedFiles, TrainingJob
 
 EXAMPLES = """\
   trust-tta train --data cifar10 --root data --out runs/nano --device cuda --precision bf16
@@ -85,7 +84,7 @@ def run(arguments: Namespace) -> None:
             with open_cluster(arguments, device=arguments.device) as (ray, resources):
                 ended = train_on_cluster(trainings, ray=ray, resources=resources, progress=progress)
         elif several:
-            from trust_tta.training.parallel_runs import train_in_parallel
+            from trust_tta.training.runs import train_in_parallel
 
             ended = train_in_parallel(trainings, processes=arguments.processes or 1, progress=progress)
         else:
@@ -126,7 +125,7 @@ def _training(
     import torch
 
     from trust_tta.bench.environment import choose_device
-    from trust_tta.training.parallel_runs import TrainingJob
+    from trust_tta.training.runs import TrainingJob
 
     local = arguments.engine == "local"
     return TrainingJob(
