@@ -99,7 +99,7 @@ class Preprocessing(Schema):
             if self.fits(images.shape[1:3]):
                 return images
         elif isinstance(images, Image.Image) or not isinstance(images, Iterable):
-            images = [images]  # type: ignore[list-item]
+            images = [images]
         fitted = [self.fit_image(image) for image in images]
         if len({image.shape for image in fitted}) > 1:
             raise DataError(
@@ -148,13 +148,6 @@ class Preprocessing(Schema):
             return self.changed(resize=None)
         return self
 
-    @property
-    def value_range(self) -> tuple[float, float]:
-        """The lowest and the highest value that network input can have."""
-        lows = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
-        highs = [(1 - mean) / std for mean, std in zip(self.mean, self.std, strict=True)]
-        return min(lows), max(highs)
-
     def mismatch(self, images: torch.Tensor) -> str:
         """Reason why a float batch (n, 3, h, w) cannot have gone through this preprocessing, or ""."""
         import torch
@@ -163,7 +156,8 @@ class Preprocessing(Schema):
         if 2 * max(height, width) < self.size or min(height, width) > 2 * self.size:
             return f"images are {height}x{width} pixels, and this network was trained on {self.size}x{self.size}"
         low, high = torch.stack(torch.aminmax(images.detach())).tolist()
-        lowest, highest = self.value_range
+        lowest = min(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
+        highest = max((1 - mean) / std for mean, std in zip(self.mean, self.std, strict=True))
         limit, largest = max(abs(lowest), abs(highest)), max(abs(low), abs(high))
         unscaled = lowest < -0.5 and low >= 0 and high <= 1 and high - low > 0.5
         if largest > 4 * limit or unscaled or 0 < largest < limit / 50:

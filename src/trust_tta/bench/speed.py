@@ -287,13 +287,10 @@ def scan_cases(shape: Shape, *, backend: str, dtype: str, device: torch.device, 
         dy = torch.ones_like(y)
         yield lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True)
 
-    sizes = {"batch": shape.batch, "size": shape.length, "channels": shape.channels}
+    b, c, length = shape.batch, shape.channels, shape.length
+    timing = Timing(part="scan", work="", backend=backend, dtype=dtype, batch=b, size=length, channels=c)
     return [
-        Case(
-            timing=Timing(part="scan", work=work, backend=backend, dtype=dtype, **sizes),
-            prepare=partial(prepare, work),
-            limits=limits,
-        )
+        Case(timing=replace(timing, work=work), prepare=partial(prepare, work), limits=limits)
         for work in ("forward", "backward")
     ]
 

@@ -89,11 +89,7 @@ class SegmentationDataset(Dataset):
 
 
 def open_segmentation(
-    spec: DatasetSpec,
-    folder: Path,
-    split: str | None,
-    *,
-    options: Mapping[str, Any] | None = None,
+    spec: DatasetSpec, folder: Path, split: str | None, *, options: Mapping[str, Any] | None = None
 ) -> SegmentationDataset:
     """One split of a data set in `folder`; `options`: the `protocol`, and the `scale` (width and height) of it."""
     rules = segmentation_spec(spec)

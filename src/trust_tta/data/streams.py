@@ -264,8 +264,11 @@ class Batches:
         import torch
 
         dataset, indices = self.dataset, self.order[k * self.batch_size : (k + 1) * self.batch_size]
-        read = isinstance(dataset.images, ArrayImages) and not isinstance(dataset, SegmentationDataset)
-        images = dataset.images.array[indices] if read else [dataset.image(int(i)) for i in indices]
+        images: NDArray[np.uint8] | list[NDArray[np.uint8]]
+        if isinstance(dataset.images, ArrayImages):
+            images = np.asarray(dataset.images.array[indices])
+        else:
+            images = [dataset.image(int(i)) for i in indices]
         if isinstance(dataset, SegmentationDataset):  # images resized by the protocol of their data set already
             pixels = _stack(dataset, images)
             labels = _stack(dataset, [dataset.mask(int(i)) for i in indices]).long()

@@ -278,8 +278,8 @@ def _lines(chart: Chart) -> Element:
     wanted = [y(chart.shown(end)) if math.isfinite(end) else bottom for end in ends]
     for s, place in zip(labeled, spread_labels(wanted, 12.5, top, bottom), strict=True):
         role = f"name {css_class(s.variant.method)}"
-        name = text(right + 10, place + 4, short_name(s.variant.label, 17), role=role)
-        shapes.append(group([name], data_s=s.variant.index))
+        label = text(right + 10, place + 4, short_name(s.variant.label, 17), role=role)
+        shapes.append(group([label], data_s=s.variant.index))
     return document(height, chart.title, [*shapes, *_outlier_note(chart, outliers, left + 12, bottom - 6)])
 
 

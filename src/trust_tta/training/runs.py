@@ -182,11 +182,7 @@ def _require_fit(network: nn.Module, data: TrainingData) -> ScanNetwork | UPerNe
 
 
 def _prepare(
-    data: TrainingData,
-    recipe: TrainRecipe | SegmentationRecipe,
-    *,
-    size: int | None,
-    progress: Progress,
+    data: TrainingData, recipe: TrainRecipe | SegmentationRecipe, *, size: int | None, progress: Progress
 ) -> tuple[Preprocessing, Arrays, Arrays, Task[Any]]:
     """The preprocessing, the images and labels to train on and those held out, and the task."""
     classes, parts = len(data.train.class_names), (data.train, data.held_out)
