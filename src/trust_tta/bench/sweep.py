@@ -221,23 +221,25 @@ def _run_claimed(
     experiment: Experiment, writer: CellWriter, sequence: CellSequence, left: list[CellKey], provenance: Provenance
 ) -> None:
     """Run a sequence and write the cells in `left`; an error of a cell is recorded, one of the store is raised."""
-    try:
-        for found in run_sequence(experiment, sequence, provenance, _HeartbeatProgress(writer, sequence.cost)):
-            if found.key in left:  # the others were recorded before, and ran again only to get here
-                try:
-                    writer.finish(sequence, found)
-                except Exception as error:
-                    raise _StoreError(error) from error
-                left.remove(found.key)
-    except _StoreError as outside:
-        raise outside.error from outside.error.__cause__
-    except Exception as error:  # the other cells are still worth running
-        writer.fail(sequence, left, failure_text(error))
-        if device_is_lost(error):
-            raise BackendError(
-                f"the device of this process is lost ({failure_text(error)[:80]}); the cells it had not begun "
-                "are left for another: run the command again"
-            ) from error
+    results = run_sequence(experiment, sequence, provenance, _HeartbeatProgress(writer, sequence.cost))
+    while True:
+        try:
+            found = next(results, None)
+        except _StoreError as outside:
+            raise outside.error from outside.error.__cause__
+        except Exception as error:  # the other cells are still worth running
+            writer.fail(sequence, left, failure_text(error))
+            if device_is_lost(error):
+                raise BackendError(
+                    f"the device of this process is lost ({failure_text(error)[:80]}); the cells it had not begun "
+                    "are left for another: run the command again"
+                ) from error
+            return
+        if found is None:
+            return
+        if found.key in left:  # the others were recorded before, and ran again only to get here
+            writer.finish(sequence, found)
+            left.remove(found.key)
 
 
 class _StoreError(Exception):

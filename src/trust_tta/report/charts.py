@@ -195,11 +195,9 @@ def stability(group: ResultGroup) -> list[Chart]:
         if base is not None:
             over, said = f"over {base.name}", f"Gain over {base.name} on one domain after another, without a reset."
             found.append(("stability gain", f"Gain {over}", said, sequence(group, over=base), f"points {over}"))
-    title, said = (
-        "Clean accuracy after each domain",
-        "Accuracy on clean images after each domain; a decrease is forgetting.",
-    )
-    found.append(("forgetting", title, said, sequence(group, "clean_accuracy"), "clean accuracy in %"))
+    said = "Accuracy on clean images after each domain; a decrease is forgetting."
+    title, series = "Clean accuracy after each domain", sequence(group, "clean_accuracy")
+    found.append(("forgetting", title, said, series, "clean accuracy in %"))
     names = tuple(short_domain(domain) for domain in order)
     return [
         Chart("lines", name, f"{title}: {group.title}", tuple(series), said, y_label=label, categories=names)

@@ -62,7 +62,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Images of one domain by index: their pictures if kept, and each method's prediction, or true and own masks."""
+    """Sample images of one domain by index: the picture if it was kept, and the prediction or masks of each method."""
 
     name: str
     where: str
