@@ -121,7 +121,8 @@ def adapt_under_orders(experiment: Experiment, domain: Domain, orders: Sequence[
     """Adapt to the domain online as TRUST does, and stop on the last batch before the weights are averaged."""
     options = {**trust_options(experiment.config), "orders": [str(order) for order in orders]}
     method = cast(Trust, create_method("trust", _network(experiment, domain), **options))
-    batches = experiment.images(domain)
+    device = experiment.device
+    batches = [(batch.images.to(device), batch.labels.to(device)) for batch in domain.batches]
     for images, _ in batches[:-1]:
         method(images)
     steps = method.adapt_under_orders(batches[-1][0])
@@ -225,7 +226,7 @@ def memory_by_k(
         raise BackendError(
             f"peak memory needs a CUDA device and this run is on '{device}'; run it on a machine with a GPU"
         )
-    model, batch = _network(experiment, domain), experiment.images(domain)[0][0][:images]
+    model, batch = _network(experiment, domain), domain.batches.load(0).images[:images].to(experiment.device)
     options = {**trust_options(experiment.config), "mode": "replicate"}
     counts = [k for k in counts if k <= len(model.scan_orders)]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trust_tta.config_io import MAX_BYTES, parse_json, parse_toml, read_json, read_text, read_toml
+from trust_tta.config_io import MAX_BYTES, parse_json, read_json, read_text, read_toml
 from trust_tta.errors import ConfigError, DataError
 
 
@@ -53,4 +53,3 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 def test_what_is_fine(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": [1, {"b": null}]}')
     assert read_json(tmp_path / "a.json") == {"a": [1, {"b": None}]}
-    assert parse_toml("a = [1, 2]", where="x") == {"a": [1, 2]}

@@ -47,7 +47,8 @@ def read_json(path: Path | str, *, error: type[TrustError] = ConfigError) -> Any
 
 def read_toml(path: Path | str) -> dict[str, Any]:
     """The content of a TOML file."""
-    return parse_toml(read_text(path), where=f"'{path}'")
+    table: dict[str, Any] = _parse(tomllib.loads, read_text(path), "TOML", where=f"'{path}'", error=ConfigError)
+    return table
 
 
 def read_asset(name: str, *, room: str = "") -> str:
@@ -71,12 +72,6 @@ def parse_json(text: str | bytes | bytearray, *, where: str, error: type[TrustEr
     return _parse(partial(json.loads, parse_constant=_refuse_constant), text, "JSON", where=where, error=error)
 
 
-def parse_toml(text: str, *, where: str, error: type[TrustError] = ConfigError) -> dict[str, Any]:
-    """Parsed TOML."""
-    table: dict[str, Any] = _parse(tomllib.loads, text, "TOML", where=where, error=error)
-    return table
-
-
 def _parse(
     loads: Callable[[Any], Any], text: str | bytes | bytearray, kind: str, *, where: str, error: type[TrustError]
 ) -> Any:
@@ -96,16 +91,12 @@ def _refuse_constant(name: str) -> NoReturn:
 def is_too_deep(value: Any) -> bool:
     """Whether lists and tables are nested deeper than MAX_DEPTH."""
     level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for item in level for child in _children(item)]
+    for _ in range(MAX_DEPTH + 1):
+        level = [item for item in level if isinstance(item, (dict, list, tuple))]
         if not level:
             return False
+        level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
     return True
-
-
-def _children(item: Any) -> list[Any]:
-    values = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else ()
-    return [value for value in values if isinstance(value, (dict, list, tuple))]
 
 
 def _nearest_file(path: Path) -> str:

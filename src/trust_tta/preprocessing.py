@@ -91,14 +91,15 @@ class Preprocessing(Schema):
     def fit(self, images: Pictures | Iterable[Picture]) -> Pixels:
         """Resize and crop: uint8 (n, size, size, 3); an array that fits already comes back as it is."""
         import numpy as np
+        from PIL import Image
 
         if isinstance(images, np.ndarray):
             _check_pixels(images.shape, str(images.dtype))
             images = images if images.ndim == 4 else images[None]
             if self.fits(images.shape[1:3]):
                 return images
-        elif _is_picture(images) or not isinstance(images, Iterable):
-            images = [images]  # type: ignore[list-item]
+        elif isinstance(images, Image.Image) or not isinstance(images, Iterable):
+            images = [images]
         fitted = [self.fit_image(image) for image in images]
         if len({image.shape for image in fitted}) > 1:
             raise DataError(
@@ -147,13 +148,6 @@ class Preprocessing(Schema):
             return self.changed(resize=None)
         return self
 
-    @property
-    def value_range(self) -> tuple[float, float]:
-        """The lowest and the highest value that network input can have."""
-        lows = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
-        highs = [(1 - mean) / std for mean, std in zip(self.mean, self.std, strict=True)]
-        return min(lows), max(highs)
-
     def mismatch(self, images: torch.Tensor) -> str:
         """Reason why a float batch (n, 3, h, w) cannot have gone through this preprocessing, or ""."""
         import torch
@@ -162,7 +156,8 @@ class Preprocessing(Schema):
         if 2 * max(height, width) < self.size or min(height, width) > 2 * self.size:
             return f"images are {height}x{width} pixels, and this network was trained on {self.size}x{self.size}"
         low, high = torch.stack(torch.aminmax(images.detach())).tolist()
-        lowest, highest = self.value_range
+        lowest = min(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
+        highest = max((1 - mean) / std for mean, std in zip(self.mean, self.std, strict=True))
         limit, largest = max(abs(lowest), abs(highest)), max(abs(low), abs(high))
         unscaled = lowest < -0.5 and low >= 0 and high <= 1 and high - low > 0.5
         if largest > 4 * limit or unscaled or 0 < largest < limit / 50:
@@ -268,17 +263,12 @@ def _check_batch(network: Any, images: torch.Tensor) -> None:
         )
 
 
-def _is_picture(images: Any) -> bool:
-    from PIL import Image
-
-    return isinstance(images, Image.Image)
-
-
 def _pixels(image: Any) -> Pixels:
     """One image as uint8 (h, w, 3)."""
     import numpy as np
+    from PIL import Image
 
-    if _is_picture(image):
+    if isinstance(image, Image.Image):
         if image.mode not in _EIGHT_BITS:
             raise DataError(
                 f"an image of mode {image.mode} has more than 8 bits per channel, and its range is not known; "

@@ -55,10 +55,10 @@ def by_hand(place: Experiment) -> list[dict[str, torch.Tensor]]:
     adapted = {n: p for n, p in model.named_parameters() if model.parameter_roles()[n].kind in kinds}
     adam = torch.optim.Adam(adapted.values(), lr=0.01)
     kept: list[dict[str, torch.Tensor]] = []
-    for images, _ in place.images(domain):
+    for batch in domain.batches:
         kept = []
         for order in ORDERS:
-            logits = model(images, order=order)
+            logits = model(batch.images, order=order)
             adam.zero_grad()
             F.cross_entropy(logits, logits.argmax(1)).backward()
             adam.step()
@@ -75,9 +75,9 @@ def loss_by_hand(place: Experiment, weights: dict[str, torch.Tensor]) -> float:
     model.load_state_dict(weights, strict=False)
     total, count = 0.0, 0
     with torch.no_grad():
-        for images, labels in place.images(place.domains[0]):
-            chosen = model(images).log_softmax(1)[torch.arange(len(labels)), labels]
-            total, count = total - float(chosen.sum()), count + len(labels)
+        for batch in place.domains[0].batches:
+            chosen = model(batch.images).log_softmax(1)[torch.arange(len(batch)), batch.labels]
+            total, count = total - float(chosen.sum()), count + len(batch)
     return total / count
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from tests.bench.tiny import Recorder, numbers, run, tiny_config
 from tests.results.test_store import execute
 from trust_tta.bench.config import RunConfig
-from trust_tta.bench.data import ExperimentData, prepare
+from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.experiment import estimate_costs, make_plan
 from trust_tta.bench.sweep import sweep
 from trust_tta.data.corrupt_dataset import corrupt_array
@@ -26,6 +26,7 @@ from trust_tta.methods.base import Method
 from trust_tta.methods.registry import create_method
 from trust_tta.models.typed import create_model
 from trust_tta.models.vmamba import VMamba
+from trust_tta.preprocessing import Preprocessing
 from trust_tta.results import Cell, CellResult, ResultStore, format_gain, format_percent
 
 
@@ -39,7 +40,11 @@ def opened(config: RunConfig) -> list[Domain]:
     preprocessing = make_plan(config, source).preprocessing
     stream = config.stream
     found = source.stream(stream, batch_size=stream.batch_size[0], seed=stream.seeds[0], workers=0)
-    return [prepare(domain, preprocessing[domain.dataset.domain]) for domain in found]
+    return [prepared(domain, preprocessing[domain.dataset.domain]) for domain in found]
+
+
+def prepared(domain: Domain, preprocessing: Preprocessing) -> Domain:
+    return replace(domain, batches=replace(domain.batches, preprocessing=preprocessing))
 
 
 def fresh(config: RunConfig, method: str) -> Method:
@@ -146,7 +151,7 @@ def test_clean_accuracy_samples_and_confusion(tmp_path: Path) -> None:
     source = ExperimentData(config.data)
     clean = source.clean_stream(batch_size=16, limit=40, workers=0)
     (preprocessing,) = set(make_plan(config, source).preprocessing.values())
-    assert cell.result.clean_accuracy == accuracy(fresh(config, "source"), prepare(clean, preprocessing))
+    assert cell.result.clean_accuracy == accuracy(fresh(config, "source"), prepared(clean, preprocessing))
     assert len(cell.result.predictions) == 5
     assert cell.result.confusion is not None
     assert sum(map(sum, cell.result.confusion)) == 40

@@ -69,7 +69,11 @@ def test_the_list_is_there_outside_a_clone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["paper"]) == 0
-    assert capsys.readouterr().out == paper.listing(ITEMS)
+    shown = capsys.readouterr().out
+    for item in ITEMS:
+        assert f"{item.name:<20} {item.place}: {item.about}\n{'':<20} {item.needs}\n" in shown
+    assert f"{'':<20} with Figure 11: mean entropy of the 24 orders\n" in shown
+    assert shown.count("\n") == 2 * len(ITEMS) + 1
 
 
 def test_a_wheel_carries_the_configurations() -> None:

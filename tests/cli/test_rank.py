@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from tests.bench.tiny import tiny_config
 from tests.cli.test_bench import config as config  # a fixture
 from tests.data.trees import thumbnails
-from trust_tta.bench.data import ExperimentData, prepare
+from trust_tta.bench.data import ExperimentData
 from trust_tta.cli.main import main
 from trust_tta.cli.rank import heat_map
 from trust_tta.models.typed import create_model
@@ -47,7 +48,7 @@ def _entropy(folder: Path, domain: str) -> float:
             module.track_running_stats, module.running_mean, module.running_var = False, None, None
     total = 0.0
     with torch.no_grad():
-        for batch in prepare(stream, find_preset("cifar32")).batches:
+        for batch in replace(stream.batches, preprocessing=find_preset("cifar32")):
             total += float(torch.distributions.Categorical(logits=model(batch.images)).entropy().sum())
     return total / 20
 

@@ -19,9 +19,8 @@ from trust_tta.distributed.sweeps import TaskResources
 from trust_tta.distributed.trainings import train_on_cluster
 from trust_tta.errors import TrustError
 from trust_tta.progress import Progress
-from trust_tta.training.parallel_runs import TrainingJob, train_in_parallel
 from trust_tta.training.recipe import TrainRecipe
-from trust_tta.training.runs import TrainedFiles
+from trust_tta.training.runs import TrainedFiles, TrainingJob, train_in_parallel
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 

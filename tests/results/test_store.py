@@ -20,8 +20,7 @@ from tests.results.test_record import KEYS, RESULTS, exact
 from trust_tta.errors import DataError, StateError, TrustError
 from trust_tta.results import Cell, CellKey, CellResult, Counts, History, ResultStore, to_json, write_csv, write_parquet
 from trust_tta.results.order_records import read_records
-from trust_tta.results.store import CLOCK_SECONDS, LEASE_SECONDS, Failure
-from trust_tta.results.store_file import create_file
+from trust_tta.results.store import CLOCK_SECONDS, LEASE_SECONDS, Failure, create_file
 
 
 @pytest.fixture

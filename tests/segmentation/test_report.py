@@ -21,7 +21,7 @@ from trust_tta.data.segmentation_metrics import IGNORED, count_confusion
 from trust_tta.report.model import Report, read_report
 from trust_tta.report.page import write_page
 from trust_tta.report.paper import load_published
-from trust_tta.report.sections import class_table, legend, mask_galleries, paper_tables
+from trust_tta.report.sections import class_table, galleries, legend, paper_tables
 from trust_tta.results import ResultStore
 
 
@@ -61,15 +61,16 @@ def test_class_table_sums_the_pixels_of_all_domains(report: Report) -> None:
 
 def test_kept_masks_have_the_class_colors(report: Report) -> None:
     (group,) = report.groups
-    found = mask_galleries(group, report)
+    found = galleries(group, report, "masks", 1)
     assert [gallery.name for gallery in found] == ["clean", "fog"]
     assert legend(group, report)[0] == ("rgb(128, 128, 128)", "sky")
-    first = next(iter(found[0].images.values()))
-    assert first.image is not None
-    truth = np.array(Image.open(io.BytesIO(first.samples[0][1].truth)))
+    ((index, picture),) = found[0].pictures.items()
+    assert picture is not None
+    samples = found[0].samples[index]
+    truth = np.array(Image.open(io.BytesIO(samples[0][1].truth)))
     assert {*np.unique(truth)} == {0, 1, 7, IGNORED}
-    assert {variant.method for variant, _ in first.samples} == {"source", "tent", "trust", "tide"}
-    trust = next(sample for variant, sample in first.samples if variant.method == "trust")
+    assert {variant.method for variant, _ in samples} == {"source", "tent", "trust", "tide"}
+    trust = next(sample for variant, sample in samples if variant.method == "trust")
     assert trust.before is not None
     assert Image.open(io.BytesIO(trust.before)).size == Image.open(io.BytesIO(trust.after)).size == truth.shape[::-1]
 

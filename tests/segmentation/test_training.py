@@ -28,7 +28,6 @@ from trust_tta.errors import ConfigError
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.training import open_training_data
-from trust_tta.training.evaluation import evaluate
 from trust_tta.training.loop import learning_rate
 from trust_tta.training.recipe import SegmentationRecipe, segmentation_recipe
 from trust_tta.training.segmentation import (
@@ -38,7 +37,7 @@ from trust_tta.training.segmentation import (
     segmentation,
     segmentation_loss,
 )
-from trust_tta.training.tasks import Samples, channel_constants, normalize
+from trust_tta.training.tasks import Samples, channel_constants, evaluate, normalize
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--set", "depths=[1,1]", "--set", "dims=[8,16]", "--set", "channels=8", "--set", "auxiliary_channels=4"]

@@ -16,10 +16,9 @@ from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError
 from trust_tta.models.vmamba import VMamba
 from trust_tta.ops import cuda_graphs
 from trust_tta.progress import Progress
-from trust_tta.training.evaluation import evaluate, recalibrate
 from trust_tta.training.loop import FitResult, _seed_epoch, fit
 from trust_tta.training.recipe import TrainRecipe
-from trust_tta.training.tasks import Samples, Task, accuracy, normalize
+from trust_tta.training.tasks import Samples, Task, accuracy, evaluate, normalize, recalibrate
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,6 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
+from trust_tta.methods.registry import check_options, method_options
+from trust_tta.models.config import VMambaConfig
+from trust_tta.models.variants import VARIANTS
 from trust_tta.plugins import resolve
 from trust_tta.preprocessing import Preprocessing, find_preset
 from trust_tta.results.codec import canonical_json
@@ -83,8 +87,6 @@ class ModelConfig(Schema):
     @field_validator("name")
     @classmethod
     def _is_known(cls, name: str | None) -> str | None:
-        from trust_tta.models.variants import VARIANTS
-
         if name is not None:
             resolve(name, VARIANTS, group="trust_tta.models")
         return name
@@ -103,9 +105,6 @@ class ModelConfig(Schema):
     @field_validator("overrides")
     @classmethod
     def _fit_the_network(cls, overrides: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        from trust_tta.models.config import VMambaConfig
-        from trust_tta.models.variants import VARIANTS
-
         name = info.data.get("name")
         if name in VARIANTS:
             VARIANTS[name].override(overrides)
@@ -191,7 +190,6 @@ class DataConfig(Schema):
         dataset = info.data.get("dataset")
         if domains is None or dataset is None:
             return domains
-        from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
         from trust_tta.data.registry import find_domain, find_spec
 
         if dataset in (SAMPLE, ARRAY):
@@ -253,22 +251,16 @@ class MethodConfig(Schema):
 
     @model_validator(mode="after")
     def _options_fit_the_method(self) -> MethodConfig:
-        from trust_tta.methods.registry import check_options
-
         check_options(self.name, self.options)
         return self
 
     def all_options(self) -> dict[str, Any]:
         """Every option, defaults included, as values that JSON has."""
-        from trust_tta.methods.registry import method_options
-
         return {name: plain(value) for name, value in {**method_options(self.name), **self.options}.items()}
 
     @property
     def display_name(self) -> str:
         """The label that was given, else the name with the options that differ from the method's defaults."""
-        from trust_tta.methods.registry import method_options
-
         usual = {name: plain(value) for name, value in method_options(self.name).items()}
         stated = {name: plain(value) for name, value in self.options.items()}
         return self.label or make_label(self.name, {n: v for n, v in stated.items() if v != usual.get(n)})
@@ -350,6 +342,4 @@ def plain(value: Any) -> Any:
 
 
 def _is_from_outside(network: str | None) -> bool:
-    from trust_tta.models.variants import VARIANTS
-
     return network is not None and network not in VARIANTS

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,6 @@ from trust_tta.data.streams import (
 )
 from trust_tta.errors import ConfigError
 from trust_tta.models.checkpoint import Checkpoint
-from trust_tta.preprocessing import Preprocessing
 
 _PROBES = 8  # corrupted images that represent the code in a fingerprint
 _CLEAN_SETS = {"cifar10-c": "cifar10", "cifar100-c": "cifar100"} | dict.fromkeys(
@@ -78,6 +77,7 @@ class ExperimentData:
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
+        self._open_on_disk = partial(open_dataset, config.dataset, config.folder, options=config.options)
         arrays = config.corrupts and not config.is_segmentation
         self.layout: DiskLayout = "array-c" if arrays else find_spec(config.dataset).layout
         self._by_domain: dict[tuple[str, int], Dataset] = {}
@@ -99,7 +99,7 @@ class ExperimentData:
         """One domain at one severity; the seed matters only where images are corrupted as they are read."""
         config = self.config
         if config.is_segmentation and domain not in (CLEAN, *ALL_CORRUPTIONS):
-            return open_dataset(config.dataset, config.folder, domain=domain, options=config.options)
+            return self._open_on_disk(domain=domain)
         if config.corrupts:
             clean = self.clean()
             if domain == CLEAN:
@@ -108,44 +108,35 @@ class ExperimentData:
             images = CorruptedImages(clean.images, domain, severity, seed, protocol)
             return replace(clean, domain=domain, images=images, severity=severity)
         if (domain, severity) not in self._by_domain:
-            self._by_domain[domain, severity] = open_dataset(
-                config.dataset, config.folder, domain=domain, severity=severity, options=config.options
-            )
+            self._by_domain[domain, severity] = self._open_on_disk(domain=domain, severity=severity)
         return self._by_domain[domain, severity]
 
     def clean(self, target: str | None = None) -> Dataset:
         """The clean images that belong to the data; for a left-out `target`, those of all other domains."""
         left_out = target if self.config.dataset in _LEFT_OUT and self.config.clean is None else None
         if left_out not in self._clean:
-            self._clean[left_out] = self._open_clean() if left_out is None else self._open_others(left_out)
+            self._clean[left_out] = self._open_clean(left_out)
         return self._clean[left_out]
 
-    def _open_others(self, target: str) -> Dataset:
+    def _open_clean(self, left_out: str | None) -> Dataset:
         config = self.config
-        others = [
-            name for name in available_domains(config.dataset, config.folder, options=config.options) if name != target
-        ]
-        if not others:
-            raise ConfigError(f"{config.folder} has no domain of {config.dataset} but {target}; add the others")
-        return join_datasets(
-            [open_dataset(config.dataset, config.folder, domain=name, options=config.options) for name in others],
-            domain=CLEAN,
-        )
-
-    def _open_clean(self) -> Dataset:
-        config = self.config
+        if left_out is not None:
+            names = available_domains(config.dataset, config.folder, options=config.options)
+            others = [self._open_on_disk(domain=name) for name in names if name != left_out]
+            if not others:
+                raise ConfigError(f"{config.folder} has no domain of {config.dataset} but {left_out}; add the others")
+            return join_datasets(others, domain=CLEAN)
         if config.dataset == ARRAY:
             images, labels = open_images(Path(str(config.images))), open_labels(Path(str(config.labels)))
             names = numeric_class_names(labels, where=config.labels)
             return array_dataset(images, labels, names, name=ARRAY, domain=CLEAN)
         if config.is_segmentation:
-            return replace(open_dataset(config.dataset, config.folder, options=config.options), domain=CLEAN)
+            return replace(self._open_on_disk(), domain=CLEAN)
         if config.corrupts:
             images, labels = load_sample()
             return array_dataset(images, labels, CIFAR10_CLASSES, name=config.dataset, domain=CLEAN)
         if config.clean is not None:
-            dataset = open_dataset(config.dataset, config.folder, domain=config.clean, options=config.options)
-            return replace(dataset, domain=CLEAN)
+            return replace(self._open_on_disk(domain=config.clean), domain=CLEAN)
         if config.dataset not in _CLEAN_SETS:
             raise ConfigError(
                 f"it is not known which images of {config.dataset} are clean; name their domain (--clean DOMAIN), "
@@ -155,24 +146,6 @@ class ExperimentData:
 
     def stream(self, streams: StreamsConfig, *, batch_size: int, seed: int, workers: int) -> list[Domain]:
         """The domains in the order of the stream, not yet preprocessed."""
-        config = StreamConfig(
-            setting=streams.setting,
-            batch_size=batch_size,
-            seed=seed,
-            shuffle=streams.shuffle,
-            limit=self.config.limit,
-            drop_last=streams.drop_last,
-            gamma=streams.gamma,
-        )
-        return list(stream_datasets(self._datasets(streams, seed), config, workers=workers))
-
-    def clean_stream(self, target: str | None = None, *, batch_size: int, limit: int | None, workers: int) -> Domain:
-        """At most `limit` of the clean images, always the same ones in the same order."""
-        config = StreamConfig(batch_size=batch_size, limit=limit)
-        (domain,) = stream_datasets([self.clean(target)], config, workers=workers)
-        return domain
-
-    def _datasets(self, streams: StreamsConfig, seed: int) -> Iterator[Dataset]:
         setting = parse_setting(streams.setting)
         severities: tuple[int, ...] = (self.config.severity,)
         if setting.gradual:
@@ -182,14 +155,23 @@ class ExperimentData:
         pairs = [(domain, severity) for domain in self.domains() for severity in severities]
         if setting.sequence:
             pairs = draw_sequence(pairs, count=streams.segments, seed=seed)
-        for domain, severity in pairs:
-            yield self.open(domain, severity=severity, seed=seed)
+        datasets = (self.open(domain, severity=severity, seed=seed) for domain, severity in pairs)
+        config = StreamConfig(
+            setting=streams.setting,
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=streams.shuffle,
+            limit=self.config.limit,
+            drop_last=streams.drop_last,
+            gamma=streams.gamma,
+        )
+        return list(stream_datasets(datasets, config, workers=workers))
 
-
-def prepare(domain: Domain, preprocessing: Preprocessing, checkpoint: Checkpoint | None = None) -> Domain:
-    """The domain with preprocessed images, and with labels numbered as the outputs of the checkpoint."""
-    dataset = domain.dataset if checkpoint is None else align(domain.dataset, checkpoint)[0]
-    return replace(domain, batches=replace(domain.batches, dataset=dataset, preprocessing=preprocessing))
+    def clean_stream(self, target: str | None = None, *, batch_size: int, limit: int | None, workers: int) -> Domain:
+        """At most `limit` of the clean images, always the same ones in the same order."""
+        config = StreamConfig(batch_size=batch_size, limit=limit)
+        (domain,) = stream_datasets([self.clean(target)], config, workers=workers)
+        return domain
 
 
 def align(dataset: Dataset, checkpoint: Checkpoint) -> tuple[Dataset, str]:

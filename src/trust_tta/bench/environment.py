@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -71,23 +72,11 @@ def now() -> str:
 
 def find_commit(package: Path) -> str | None:
     """The commit that the package's files belong to, with "-dirty" where they differ; None outside a clone."""
+    git = partial(subprocess.run, cwd=package, capture_output=True, check=True, text=True, timeout=30)
     try:
         # An installed package may lie inside another repository: only tracked files count.
-        subprocess.run(
-            ["git", "ls-files", "--error-unmatch", "__init__.py"],
-            cwd=package,
-            capture_output=True,
-            check=True,
-            timeout=10,
-        )
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=package,
-            capture_output=True,
-            check=True,
-            text=True,
-            timeout=30,
-        )
+        git(["git", "ls-files", "--error-unmatch", "__init__.py"])
+        described = git(["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
     except (OSError, subprocess.SubprocessError):
         return None
     return described.stdout.strip() or None

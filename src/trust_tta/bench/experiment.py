@@ -1,4 +1,4 @@
-"""An experiment: its cells with their keys and fingerprints, and its data and networks, opened when needed."""
+"""An experiment: its cells with their keys and fingerprints, its data and networks, and the ranking of scan orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.bench.config import ARRAY, CLEAN_DATA_OPTIONS, MethodConfig, ModelConfig, RunConfig
-from trust_tta.bench.data import ExperimentData, align, prepare
+from trust_tta.bench.data import ExperimentData, align
 from trust_tta.bench.environment import autocast, choose_device
 from trust_tta.config_io import read_class_names
 from trust_tta.data.dataset import Dataset
@@ -21,9 +21,13 @@ from trust_tta.data.file_io import hash_array, hash_strings
 from trust_tta.data.registry import find_spec
 from trust_tta.data.streams import Domain
 from trust_tta.errors import ConfigError, TrustError
+from trust_tta.methods.ranking import rank_orders
 from trust_tta.models.checkpoint import Checkpoint
+from trust_tta.models.networks import require_ours
 from trust_tta.preprocessing import Preprocessing
+from trust_tta.progress import SILENT, Progress
 from trust_tta.results.display import BASELINES
+from trust_tta.results.order_records import EntropyByOrder
 from trust_tta.results.record import CellKey
 from trust_tta.results.store import ResultStore
 
@@ -90,10 +94,11 @@ class ExperimentPlan:
             )
         }
 
-    def prepare(self, domain: Domain) -> Domain:
-        """The domain as input of its network."""
-        base = domain.dataset.domain
-        return prepare(domain, self.preprocessing[base], self.checkpoints[base])
+    def prepare(self, domain: Domain, *, of: str | None = None) -> Domain:
+        """The domain as input of its own network, or that of the domain `of`, with labels numbered as its outputs."""
+        of = of or domain.dataset.domain
+        dataset, _ = align(domain.dataset, self.checkpoints[of])
+        return replace(domain, batches=replace(domain.batches, dataset=dataset, preprocessing=self.preprocessing[of]))
 
 
 def make_plan(config: RunConfig, data: ExperimentData | None = None) -> ExperimentPlan:
@@ -248,7 +253,7 @@ class Experiment:
         """At most `limit` clean images, the same for all cells, as input of the sequence's network."""
         target = self._open_stream(sequence.batch_size, sequence.seed)[sequence.positions[0]].dataset.domain
         domain = self.data.clean_stream(target, batch_size=sequence.batch_size, limit=limit, workers=self.workers)
-        return prepare(domain, self.plan.preprocessing[target], self.plan.checkpoints[target])
+        return self.plan.prepare(domain, of=target)
 
     def network(self, domain: Domain) -> nn.Module:
         """The network of this domain; a new one runs forward and backward once, so that no cell pays for compiling."""
@@ -256,13 +261,17 @@ class Experiment:
         if self._network is None or self._network[0] != checkpoint.sha256:
             self._network = None  # freed before the next is made
             model = load_network(checkpoint, dataset=domain.dataset, device=self.device)
-            warm_up(model, domain.batches.load(0).images[:WARM_UP_IMAGES].to(self.device), dtype=self.config.dtype)
+            images = domain.batches.load(0).images[:WARM_UP_IMAGES].to(self.device)
+            try:
+                with torch.enable_grad(), autocast(self.device, self.config.dtype):
+                    loss = model(images).square().sum()
+                torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+            except TrustError:  # the user's mistake
+                raise
+            except Exception:  # a cell with the same problem will report it
+                pass
             self._network = checkpoint.sha256, model
         return self._network[1]
-
-    def images(self, domain: Domain) -> list[tuple[Tensor, Tensor]]:
-        """All batches of the domain on the device: images (n, c, h, w) and labels (n,)."""
-        return [(batch.images.to(self.device), batch.labels.to(self.device)) for batch in domain.batches]
 
     def _open_stream(self, batch_size: int, seed: int) -> list[Domain]:
         if self._stream is None or self._stream[0] != (batch_size, seed):
@@ -284,13 +293,29 @@ def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.devi
     return checkpoint.load(device=device, num_classes=outputs)
 
 
-def warm_up(model: nn.Module, images: Tensor, *, dtype: str) -> None:
-    """Try one pass forward and backward over images (n, c, h, w), which changes nothing."""
-    try:
-        with torch.enable_grad(), autocast(images.device, dtype):
-            loss = model(images).square().sum()
-        torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
-    except TrustError:  # the user's mistake
-        raise
-    except Exception:  # a cell with the same problem will report it
-        return
+def rank_domains(
+    config: RunConfig, *, k: int, progress: Progress = SILENT
+) -> tuple[EntropyByOrder, list[EntropyByOrder]]:
+    """The orders by mean entropy over the domains, and by the entropy on each, ascending; the first `k` are chosen."""
+    experiment = Experiment(config)
+    domains = experiment.domains
+    progress.start(sum(len(domain.batches) for domain in domains), "batches")
+
+    def images(domain: Domain) -> Iterator[Tensor]:
+        for batch in domain.batches:
+            yield batch.images.to(experiment.device)
+            progress.advance()
+
+    records = []
+    for domain in domains:
+        network = require_ours(experiment.network(domain), by="a ranking of scan orders")
+        orders, values = zip(*rank_orders(network, images(domain)), strict=True)
+        records.append(EntropyByOrder(title=domain.name, orders=tuple(map(str, orders)), entropy=values, k=k))
+    progress.finish()
+    found = [record.by_order for record in records]
+    means = sorted((statistics.fmean(values[order] for values in found), order) for order in found[0])
+    first = domains[0].dataset
+    level = f" at severity {first.severity}" if first.severity else ""
+    title = f"{first.name}{level}, {sum(domain.batches.images for domain in domains)} images"
+    entropies, names = zip(*means, strict=True)
+    return EntropyByOrder(title=title, orders=names, entropy=entropies, k=k), records

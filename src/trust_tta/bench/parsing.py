@@ -108,11 +108,7 @@ def _as_error(mistakes: list[str], origin: str) -> ConfigError:
 
 
 def _check(
-    where: str,
-    content: Mapping[str, Any],
-    name: str,
-    mistakes: list[str],
-    flags: Mapping[str, str] | None = None,
+    where: str, content: Mapping[str, Any], name: str, mistakes: list[str], flags: Mapping[str, str] | None = None
 ) -> RunConfig | None:
     """One experiment; its mistakes are added with the prefix `where`, those of a shared section only once."""
     values = {"experiment": name, **content}

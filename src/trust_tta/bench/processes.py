@@ -18,7 +18,7 @@ import torch
 from trust_tta.bench.config import DataConfig, RunConfig
 from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, make_plan
-from trust_tta.bench.sweep import CellRunner, CellWriter, Outcome, check_sequence, open_plan, outcome_of, unfinished
+from trust_tta.bench.sweep import CellWriter, Outcome, check_sequence, open_plan, outcome_of, run_sequences, unfinished
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError, TrustError
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results.store import ResultStore
@@ -151,8 +151,8 @@ def work(connection: Connection, processes: int, number: int) -> None:
                     if left := unfinished(plan.sequences, store):
                         experiment = Experiment(plan.config, plan=plan)
                         check_sequence(experiment, left[0])
-                        runner = CellRunner(experiment, CellWriter(plan, store, progress, several=several))
-                        runner.run_all(left, wait=wait_for_others, announce=False)
+                        writer = CellWriter(plan, store, progress, several=several)
+                        run_sequences(experiment, writer, left, wait=wait_for_others, announce=False)
             except REFUSALS as error:
                 del plans[experiment_number]
                 progress.send((experiment_number, error))

@@ -68,7 +68,12 @@ def run_domain(
             method.restore_source()
         images = batch.images.to(options.device)
         earlier = asdict(method.counters)
-        outputs, seconds = _timed(method, images, options)
+        wait_for(options.device)
+        start = time.perf_counter()  # moving images to the device does not count
+        with autocast(options.device, options.dtype):
+            outputs: Tensor = method(images)
+        wait_for(options.device)
+        seconds = time.perf_counter() - start
         costs.update({name: count - earlier[name] for name, count in asdict(method.counters).items()})
         meter.update(outputs, batch.labels, before=method.prediction_before, indices=batch.indices, seconds=seconds)
         progress.advance()
@@ -133,13 +138,3 @@ def kept_pictures(dataset: Dataset, result: CellResult) -> dict[int, bytes]:
     if isinstance(dataset, SegmentationDataset):
         return {kept.index: small_picture(dataset.image(kept.index), side=PICTURE_SIDE) for kept in result.masks}
     return {kept.index: small_picture(dataset.image(kept.index)) for kept in result.predictions}
-
-
-def _timed(method: Method, images: Tensor, options: EvaluationOptions) -> tuple[Tensor, float]:
-    """The outputs (n, classes) and the seconds they took; moving images to the device does not count."""
-    wait_for(options.device)
-    start = time.perf_counter()
-    with autocast(options.device, options.dtype):
-        outputs: Tensor = method(images)
-    wait_for(options.device)
-    return outputs, time.perf_counter() - start

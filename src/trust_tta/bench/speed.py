@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
@@ -54,10 +55,6 @@ class SpeedSettings(Schema):
     repeats: Count = 3
     seconds: Rate = 1.0
     warmups: Natural = 6
-
-    @property
-    def limits(self) -> TimingLimits:
-        return TimingLimits(seconds=self.seconds, min_repeats=self.repeats, max_warmups=self.warmups)
 
 
 def default_settings(device: torch.device, *, quick: bool = False) -> dict[str, Any]:
@@ -140,11 +137,6 @@ def _describe(
     }
 
 
-def failed_backends(record: dict[str, Any]) -> list[str]:
-    """The backends of a record that did not agree with the reference."""
-    return [name for name, check in record["parity"].items() if not check["passed"]]
-
-
 def over_reference(rows: Sequence[Timing]) -> dict[str, float]:
     """Speedup of each piece of work over the reference scan."""
 
@@ -162,7 +154,8 @@ def over_reference(rows: Sequence[Timing]) -> dict[str, float]:
 
 def make_cases(settings: SpeedSettings, model: nn.Module, *, device: torch.device) -> list[Case]:
     """Steps of the network, some followed by the same with the reference scan, then the scan of each stage alone."""
-    limits, largest, size = settings.limits, max(settings.batches), settings.size or 0
+    limits = TimingLimits(seconds=settings.seconds, min_repeats=settings.repeats, max_warmups=settings.warmups)
+    largest, size = max(settings.batches), settings.size or 0
     brief = replace(limits, seconds=limits.seconds / 4)
     # Seconds per pass on a GPU: a few repeats tell the ratio, and a whole step of TRUST takes minutes at 224 pixels.
     few = replace(brief, min_repeats=min(2, limits.min_repeats), max_seconds=5.0)
@@ -237,13 +230,7 @@ def network_case(model: nn.Module, timing: Timing, maker: Maker, limits: TimingL
 
 def _forward(model: nn.Module, images: Tensor) -> Iterator[Work]:
     model.eval()
-
-    def work() -> Tensor:
-        with torch.no_grad():
-            logits: Tensor = model(images)
-        return logits
-
-    yield work
+    yield torch.no_grad()(lambda: model(images))
 
 
 def _forward_and_backward(model: nn.Module, images: Tensor) -> Iterator[Work]:
@@ -290,34 +277,21 @@ def scan_cases(shape: Shape, *, backend: str, dtype: str, device: torch.device, 
     """Forward and backward of one scan."""
 
     @contextmanager
-    def prepare_forward() -> Iterator[Work]:
+    def prepare(work: str) -> Iterator[Work]:
         inputs = scan_inputs(shape, DTYPES[dtype], device)
-
-        def forward() -> Tensor:
-            with torch.no_grad():
-                return grouped_scan(*inputs, backend=backend)
-
-        yield forward
-
-    @contextmanager
-    def prepare_backward() -> Iterator[Work]:
-        leaves = [t.requires_grad_() for t in scan_inputs(shape, DTYPES[dtype], device)]
+        if work == "forward":
+            yield torch.no_grad()(lambda: grouped_scan(*inputs, backend=backend))
+            return
+        leaves = [t.requires_grad_() for t in inputs]
         y = grouped_scan(*leaves, backend=backend)
         dy = torch.ones_like(y)
         yield lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True)
 
-    timing = Timing(
-        part="scan",
-        work="forward",
-        backend=backend,
-        dtype=dtype,
-        batch=shape.batch,
-        size=shape.length,
-        channels=shape.channels,
-    )
+    b, c, length = shape.batch, shape.channels, shape.length
+    timing = Timing(part="scan", work="", backend=backend, dtype=dtype, batch=b, size=length, channels=c)
     return [
-        Case(timing=timing, prepare=prepare_forward, limits=limits),
-        Case(timing=replace(timing, work="backward"), prepare=prepare_backward, limits=limits),
+        Case(timing=replace(timing, work=work), prepare=partial(prepare, work), limits=limits)
+        for work in ("forward", "backward")
     ]
 
 

@@ -45,13 +45,12 @@ def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT,
     for text in plan.warnings:
         progress.note(f"warning: {text}")
     left = unfinished(open_plan(plan, store, retry=retry).sequences, store)
-    runner = CellRunner(experiment, CellWriter(plan, store, progress))
     if left:  # a checkpoint that does not fit or missing data is a user's mistake, not a failure of a cell
         check_sequence(experiment, left[0])
     store.plan(plan.keys, labels=plan.labels)
     if left:
         progress.start(sum(sequence.total_cost for sequence in left), "")
-    runner.run_all(left)
+    run_sequences(experiment, CellWriter(plan, store, progress), left)
     progress.finish()
     return outcome_of(plan, store)
 
@@ -59,8 +58,7 @@ def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT,
 def open_plan(plan: ExperimentPlan, store: ResultStore, *, retry: bool) -> ExperimentPlan:
     """The plan with the costs that finished cells had; `retry` releases failed cells to run again."""
     if retry:
-        digests = {key.digest for key in plan.keys}
-        store.retry_failed(lambda key: key.digest in digests)
+        store.retry_failed(set(plan.keys).__contains__)
     _check_measures(plan, store)
     return estimate_costs(plan, store)
 
@@ -189,58 +187,59 @@ class CellWriter:
         return plain_text(f"{label}  {key.domain:<18}{batch}  seed {key.seed}")
 
 
-class CellRunner:
-    """Claims cell sequences in the store of a writer and runs them."""
+def run_sequences(
+    experiment: Experiment,
+    writer: CellWriter,
+    sequences: Sequence[CellSequence],
+    *,
+    wait: bool = True,
+    announce: bool = True,
+) -> None:
+    """Claim and run each sequence that is free; with `wait`, until those that other processes run are finished, too."""
+    config, left, store, progress = experiment.config, list(sequences), writer.store, writer.progress
+    provenance = collect_provenance(device=experiment.device, dtype=config.dtype, config=config.to_json())
+    while left:
+        held = []
+        for sequence in left:
+            if keys := list(store.claim_all(sequence.keys)):
+                _run_claimed(experiment, writer, sequence, keys, provenance)
+            else:
+                held.append(sequence)
+        if not wait:
+            return
+        left = unfinished(held, store)
+        if left and len(left) == len(held):
+            if announce:
+                progress.note(f"waiting for cells that another process runs: {sum(len(c.keys) for c in left)}")
+            announce = False
+            progress.advance(0)
+            store.heartbeat()
+            time.sleep(POLL_SECONDS)
 
-    def __init__(self, experiment: Experiment, writer: CellWriter) -> None:
-        self.experiment, self.writer = experiment, writer
-        config = experiment.config
-        self.provenance = collect_provenance(device=experiment.device, dtype=config.dtype, config=config.to_json())
 
-    def run_all(self, sequences: Sequence[CellSequence], *, wait: bool = True, announce: bool = True) -> None:
-        """Run each sequence that is free; with `wait`, until those that other processes run are finished, too."""
-        left, store, progress = list(sequences), self.writer.store, self.writer.progress
-        while left:
-            held = [sequence for sequence in left if not self.run(sequence)]
-            if not wait:
-                return
-            left = unfinished(held, store)
-            if left and len(left) == len(held):
-                if announce:
-                    progress.note(f"waiting for cells that another process runs: {sum(len(c.keys) for c in left)}")
-                announce = False
-                progress.advance(0)
-                store.heartbeat()
-                time.sleep(POLL_SECONDS)
-
-    def run(self, sequence: CellSequence) -> bool:
-        """Run a sequence if it is free; False if another process holds it.
-
-        An error of a cell is recorded, not raised; one of the store ends the run.
-        """
-        left = list(self.writer.store.claim_all(sequence.keys))
-        if not left:
-            return False
-        progress = _HeartbeatProgress(self.writer, sequence.cost)
-        results = run_sequence(self.experiment, sequence, self.provenance, progress)
-        while True:
-            try:
-                found = next(results, None)
-            except _StoreError as outside:
-                raise outside.error from outside.error.__cause__
-            except Exception as error:  # the other cells are still worth running
-                self.writer.fail(sequence, left, failure_text(error))
-                if device_is_lost(error):
-                    raise BackendError(
-                        f"the device of this process is lost ({failure_text(error)[:80]}); the cells it had not begun "
-                        "are left for another: run the command again"
-                    ) from error
-                return True
-            if found is None:
-                return True
-            if found.key in left:  # the others were recorded before, and ran again only to get here
-                self.writer.finish(sequence, found)
-                left.remove(found.key)
+def _run_claimed(
+    experiment: Experiment, writer: CellWriter, sequence: CellSequence, left: list[CellKey], provenance: Provenance
+) -> None:
+    """Run a sequence and write the cells in `left`; an error of a cell is recorded, one of the store is raised."""
+    results = run_sequence(experiment, sequence, provenance, _HeartbeatProgress(writer, sequence.cost))
+    while True:
+        try:
+            found = next(results, None)
+        except _StoreError as outside:
+            raise outside.error from outside.error.__cause__
+        except Exception as error:  # the other cells are still worth running
+            writer.fail(sequence, left, failure_text(error))
+            if device_is_lost(error):
+                raise BackendError(
+                    f"the device of this process is lost ({failure_text(error)[:80]}); the cells it had not begun "
+                    "are left for another: run the command again"
+                ) from error
+            return
+        if found is None:
+            return
+        if found.key in left:  # the others were recorded before, and ran again only to get here
+            writer.finish(sequence, found)
+            left.remove(found.key)
 
 
 class _StoreError(Exception):
@@ -281,9 +280,8 @@ def _check_measures(plan: ExperimentPlan, store: ResultStore) -> None:
     wanted = {name: int(amount) for name in MEASURES if (amount := getattr(plan.config, name))}
     if not wanted:
         return
-    digests = {key.digest for key in plan.keys}
     cells, lacking = 0, set[str]()
-    for cell in store.results(lambda key: key.digest in digests, history=False):
+    for cell in store.results(set(plan.keys).__contains__, history=False):
         had = json.loads(cell.provenance.config)
         missing = {name for name, amount in wanted.items() if amount > had.get(name, 0)}
         cells += bool(missing)

@@ -6,7 +6,7 @@ import gc
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -70,16 +70,22 @@ class Case:
 
 def measure(case: Case, device: torch.device) -> Timing:
     """The timing with its numbers, or with the reason for their absence."""
+    clock, peak, on_gpu = wall_clock(device), None, device.type == "cuda"
     try:
         with warnings.catch_warnings(), autocast(device, case.timing.dtype), case.prepare() as work:
             warnings.simplefilter("ignore", TrustWarning)  # about poor predictions, which do not matter here
-            first, times, peak = _times(work, device, case.limits)
-        median, (low, high) = statistics.median(times), _spread(times)
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats(device)
+            first = warm_up(work, clock, case.limits)
+            if on_gpu:  # the warm-up captures graphs, whose replays allocate nothing
+                peak = torch.cuda.max_memory_allocated(device)
+            times = repeat(work, clock, case.limits)
+        cuts = statistics.quantiles(times, n=5, method="inclusive") if len(times) > 1 else times
         return replace(
             case.timing,
-            median_ms=1e3 * median,
-            p20_ms=1e3 * low,
-            p80_ms=1e3 * high,
+            median_ms=1e3 * statistics.median(times),
+            p20_ms=1e3 * cuts[0],
+            p80_ms=1e3 * cuts[-1],
             repeats=len(times),
             peak_bytes=peak,
             first_ms=1e3 * first,
@@ -87,7 +93,7 @@ def measure(case: Case, device: torch.device) -> Timing:
     except Exception as error:  # too little memory, or a kernel that this device cannot run, is a result
         return replace(case.timing, failed=f"{type(error).__name__}: {reason_of(error)}")
     finally:
-        if device.type == "cuda":
+        if on_gpu:
             gc.collect()
             torch.cuda.empty_cache()
 
@@ -157,22 +163,3 @@ def float32_only(device: torch.device) -> Iterator[None]:
         yield
     finally:
         cudnn.allow_tf32, matmul.allow_tf32 = before
-
-
-def _times(work: Work, device: torch.device, limits: TimingLimits) -> tuple[float, list[float], int | None]:
-    """Seconds of the first call, seconds of the repeats, and peak bytes of a GPU."""
-    clock = wall_clock(device)
-    if device.type != "cuda":
-        return warm_up(work, clock, limits), repeat(work, clock, limits), None
-    torch.cuda.reset_peak_memory_stats(device)
-    first = warm_up(work, clock, limits)
-    peak = torch.cuda.max_memory_allocated(device)  # the warm-up captures graphs, whose replays allocate nothing
-    return first, repeat(work, clock, limits), peak
-
-
-def _spread(times: Sequence[float]) -> tuple[float, float]:
-    """The 20th and the 80th percentile."""
-    if len(times) == 1:
-        return times[0], times[0]
-    cuts = statistics.quantiles(times, n=5, method="inclusive")
-    return cuts[0], cuts[3]

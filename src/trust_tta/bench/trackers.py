@@ -18,7 +18,6 @@ from trust_tta.bench.config import RunConfig
 from trust_tta.bench.sweep import finished_cells
 from trust_tta.errors import DependencyError, TrustError, reason_of
 from trust_tta.optional import require
-from trust_tta.results import Cell
 
 MEASURES = ("accuracy", "accuracy_before", "clean_accuracy", "ece", "nll", "brier", "entropy", "seconds_median")
 
@@ -110,7 +109,8 @@ class CellLogger:
     def update(self) -> None:
         """Log what has finished since the last call."""
         for cell in finished_cells(self.parts, without=self.logged):
-            key, run = cell.key, run_name(cell)
+            key = cell.key
+            run = f"{cell.label} on {key.dataset}, {key.setting}, batch {key.batch_size}, seed {key.seed}"
             if (key.experiment, run) not in self.runs:
                 settings = {name: str(getattr(key, name)) for name in SETTINGS} | {"device": cell.provenance.device}
                 opened = self.open_run(key.experiment, run, settings)
@@ -155,11 +155,6 @@ def log_cells(name: str | None, parts: Sequence[RunConfig]) -> Iterator[Callable
             f"--log {name}: {type(error).__name__}: {reason_of(error)}; the results are in the store: run the "
             "same command again to log them"
         ) from error
-
-
-def run_name(cell: Cell) -> str:
-    key = cell.key
-    return f"{cell.label} on {key.dataset}, {key.setting}, batch {key.batch_size}, seed {key.seed}"
 
 
 def _plain(name: str) -> str:

@@ -12,7 +12,8 @@ from trust_tta.bench.processes import REFUSALS, SweepEngine, sweep_parallel
 from trust_tta.bench.sweep import Outcome, sweep
 from trust_tta.cli.output import ProgressDisplay, say
 from trust_tta.errors import TrustError
-from trust_tta.report.formats import results_text
+from trust_tta.report.formats import tables_text
+from trust_tta.report.model import make_groups
 from trust_tta.results import Cell, ResultStore, write_csv, write_parquet
 
 
@@ -37,7 +38,16 @@ def run_parts(
                 raise ended
             refusals[f"{config.data.dataset} was not run: {ended}"] += 1
             continue
-        cells += _show_results(config, ended)
+        is_ours = set(ended.keys).__contains__
+        with ResultStore(config.store, create=False) as store:
+            for failure in store.failures(is_ours):
+                key, label = failure.key, failure.label
+                say(f"failed: {label} on {key.domain}, seed {key.seed}, batch {key.batch_size}: {failure.message}")
+            finished = store.results(is_ours, history=False)
+        for group in make_groups(finished):
+            say(f"\n{tables_text(group)}".removesuffix("\n"))
+        say(f"\nresults are in {config.store}")
+        cells += finished
         if ended.failed:
             problems.append(f"failed cells: {ended.failed}; fix the reasons above and run with --retry-failed")
         if missing := len(ended.keys) - ended.done - ended.failed:
@@ -86,17 +96,3 @@ def list_cells(config: RunConfig) -> None:
         say(f"{states.get(key.digest, 'to do'):<8} {labels[key]:<13} {conditions}  {key.digest[:12]}")
     done = sum(states.get(key.digest) == "done" for key in keys)
     say(f"{len(keys)} cells, {done} done, in {config.store}")
-
-
-def _show_results(config: RunConfig, outcome: Outcome) -> list[Cell]:
-    """Print the failures and tables of an experiment; returns its finished cells."""
-    digests = {key.digest for key in outcome.keys}
-    with ResultStore(config.store, create=False) as store:
-        for failure in store.failures(lambda key: key.digest in digests):
-            key = failure.key
-            say(f"failed: {failure.label} on {key.domain}, seed {key.seed}, batch {key.batch_size}: {failure.message}")
-        cells = store.results(lambda key: key.digest in digests, history=False)
-    for block in results_text(cells):
-        say(f"\n{block}".removesuffix("\n"))
-    say(f"\nresults are in {config.store}")
-    return cells

@@ -45,20 +45,13 @@ def run(arguments: Namespace) -> None:
                 raise ConfigError("--labels belong to an array; the labels of an image folder are its class folders")
             paths = corrupt_folder(source, arguments.output, size=arguments.size, progress=progress, **options)
         else:
-            labels = _labels(source, arguments.labels)
+            beside = source.with_name(source.name.replace("images", "labels"))
+            labels = arguments.labels or (beside if beside != source and beside.is_file() else None)
             paths = corrupt_array(source, arguments.output, labels=labels, progress=progress, **options)
     for path in paths:
         say(str(path))
-    if not source.is_dir() and _labels(source, arguments.labels) is None:
+    if not source.is_dir() and not labels:
         say(f"no labels were found next to '{source}', so labels.npy was not written; use --labels", stream=sys.stderr)
-
-
-def _labels(source: Path, given: str | None) -> Path | None:
-    """The given labels, or those next to the images under the matching name."""
-    if given:
-        return Path(given)
-    labels = source.with_name(source.name.replace("images", "labels"))
-    return labels if labels != source and labels.is_file() else None
 
 
 def _size(text: str) -> int | None:

@@ -18,7 +18,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn, Protocol, TextIO, cast
+from typing import NoReturn, Protocol, cast
 
 from trust_tta import __version__
 from trust_tta.errors import CheckpointError, ConfigError, DataError, ShapeError, TrustError
@@ -124,14 +124,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.append(os.getcwd())  # where users keep modules of their own; installed ones come first
     try:
         with warnings.catch_warnings(), _sigterm_as_interrupt():
-            warnings.showwarning = _show_warning
+            # One line, without the source location that Python would add.
+            warnings.showwarning = lambda message, *_: print(
+                "trust-tta: warning:", safe_line(" ".join(str(message).split())), file=sys.stderr
+            )
             arguments = build_parser(words[:1]).parse_args(words)
             load_command(arguments.command).run(arguments)
             sys.stdout.flush()
     except TrustError as error:
         return _fail(str(error), 2 if isinstance(error, MISUSES) else 1)
     except KeyboardInterrupt:
-        return _fail(_interrupted(words), 130)
+        kept = getattr(load_command(words[0]), "KEPT", "") if words and words[0] in COMMANDS else ""
+        start = f"{kept}; to continue" if kept else "to start over"
+        return _fail(f"interrupted; {start}: {shlex.join(['trust-tta', *words])}", 130)
     except BrokenPipeError:  # the reader went away, as with `| head`
         _give_up_output()
         return 1
@@ -158,25 +163,6 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _interrupted(words: Sequence[str]) -> str:
-    """The message of an interruption: what is kept, and the command that continues."""
-    kept = getattr(load_command(words[0]), "KEPT", "") if words and words[0] in COMMANDS else ""
-    command = shlex.join(["trust-tta", *words])
-    return f"interrupted; {kept}; to continue: {command}" if kept else f"interrupted; to start over: {command}"
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """One line, without the source location that Python would add."""
-    print("trust-tta: warning:", safe_line(" ".join(str(message).split())), file=sys.stderr)
 
 
 def _fail(message: str, code: int) -> int:

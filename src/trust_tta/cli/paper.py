@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,13 +51,21 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     items = read_items(Path(arguments.configs) if arguments.configs else shipped())
     if arguments.run is None:
-        say(listing(items).removesuffix("\n"))
+        for item in items:
+            say(f"{item.name:<20} {item.place}: {item.about}")
+            say(f"{'':<20} {item.needs}")
+            if item.name in RANKED:
+                say("{:<20} with {}: {}".format("", *RANKED[item.name]))
         return
     use_passive_threads()
-    chosen = _choose(items, arguments.run)
+    known = {item.name: item for item in items}
+    if unknown := [name for name in arguments.run if name not in known]:
+        from trust_tta.schema import did_you_mean
+
+        raise ConfigError(f"--run {unknown[0]}: there is no such table or figure; {did_you_mean(unknown[0], known)}")
     problems: list[str] = []
     seconds: dict[str, float] = {}
-    for item in chosen:
+    for item in [known[name] for name in arguments.run or known]:
         say(f"\n{item.name}: {item.place}, {item.about}")
         begun = time.perf_counter()
         found = run_item(item, small=arguments.small, root=arguments.root)
@@ -118,26 +125,6 @@ def read_items(folder: Path) -> list[PaperExperiment]:
     if not items:
         raise ConfigError(f"no configurations in '{folder}'; give a folder of TOML files with --configs")
     return sorted(items, key=lambda item: place_rank(item.place))
-
-
-def listing(items: Sequence[PaperExperiment]) -> str:
-    """A paragraph for each item."""
-    lines = []
-    for item in items:
-        lines += [f"{item.name:<20} {item.place}: {item.about}", f"{'':<20} {item.needs}"]
-        if item.name in RANKED:
-            lines.append("{:<20} with {}: {}".format("", *RANKED[item.name]))
-    return "\n".join(lines) + "\n"
-
-
-def _choose(items: Sequence[PaperExperiment], names: Sequence[str]) -> list[PaperExperiment]:
-    known = {item.name: item for item in items}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        from trust_tta.schema import did_you_mean
-
-        raise ConfigError(f"--run {unknown[0]}: there is no such table or figure; {did_you_mean(unknown[0], known)}")
-    return [known[name] for name in names] if names else list(items)
 
 
 def place_rank(place: str) -> tuple[int, int]:

@@ -55,7 +55,7 @@ def rank(parts: Sequence[RunConfig], *, k: int, out: Path | None) -> None:
 
     The folder gets a record for each domain of one experiment, or for each of several experiments.
     """
-    from trust_tta.bench.order_ranking import rank_domains
+    from trust_tta.bench.experiment import rank_domains
     from trust_tta.report.text import printable
     from trust_tta.results.order_records import write_record
 
@@ -63,7 +63,7 @@ def rank(parts: Sequence[RunConfig], *, k: int, out: Path | None) -> None:
         with ProgressDisplay() as progress:
             mean, domains = rank_domains(with_limit(config), k=k, progress=progress)
         shades = FINE if printable(FINE) == FINE else PLAIN
-        say(heat_map(mean, domains, shades=shades).removesuffix("\n"))
+        say(heat_map(mean, domains, shades=shades))
         say(f"the {k} of lowest entropy: {', '.join(mean.orders[:k])}")
         if out is None:
             continue
@@ -100,4 +100,4 @@ def heat_map(mean: EntropyByOrder, domains: Sequence[EntropyByOrder], *, shades:
         cells = "".join(shades[min(int(height * len(shades)), len(shades) - 1)] for height in heights)
         bar = shades[-1] * round(_BAR * entropy / (max(mean.entropy) or 1.0))
         lines.append(f"{'*' if place < mean.k else ' '} {order}  {entropy:.3f}  {bar:<{_BAR}}  {cells}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)

@@ -46,7 +46,7 @@ def run(arguments: Namespace) -> None:
     out = try_file("--out", arguments.out or time.strftime("runs/speed-%Y%m%d-%H%M%S.json"))
     from trust_tta.atomic import write_whole
     from trust_tta.bench.environment import choose_device
-    from trust_tta.bench.speed import failed_backends, measure_speed
+    from trust_tta.bench.speed import measure_speed
 
     device = choose_device(arguments.device)
     with ProgressDisplay() as progress:
@@ -58,7 +58,7 @@ def run(arguments: Namespace) -> None:
         )
     show(record)
     say(f"the record is in {out}")
-    if failed := failed_backends(record):
+    if failed := [name for name, check in record["parity"].items() if not check["passed"]]:
         raise BackendError(
             f"the scan backend {', '.join(failed)} does not agree with the reference and was not timed; "
             "run `trust-tta doctor` and report what it says"

@@ -23,8 +23,7 @@ from trust_tta.errors import ConfigError, TrustError
 
 if TYPE_CHECKING:
     from trust_tta.training import SegmentationRecipe, TrainRecipe
-    from trust_tta.training.parallel_runs import TrainingJob
-    from trust_tta.training.runs import TrainedFiles
+    from trust_tta.training.runs import TrainedFiles, TrainingJob
 
 EXAMPLES = """\
   trust-tta train --data cifar10 --root data --out runs/nano --device cuda --precision bf16
@@ -85,7 +84,7 @@ def run(arguments: Namespace) -> None:
             with open_cluster(arguments, device=arguments.device) as (ray, resources):
                 ended = train_on_cluster(trainings, ray=ray, resources=resources, progress=progress)
         elif several:
-            from trust_tta.training.parallel_runs import train_in_parallel
+            from trust_tta.training.runs import train_in_parallel
 
             ended = train_in_parallel(trainings, processes=arguments.processes or 1, progress=progress)
         else:
@@ -126,7 +125,7 @@ def _training(
     import torch
 
     from trust_tta.bench.environment import choose_device
-    from trust_tta.training.parallel_runs import TrainingJob
+    from trust_tta.training.runs import TrainingJob
 
     local = arguments.engine == "local"
     return TrainingJob(
@@ -191,11 +190,6 @@ def conclude(trained: TrainedFiles, arguments: Namespace) -> None:
         if is_segmentation(arguments.data)
         else f"the accuracy on the {images} is {score}"
     )
-    say(f"the network is in {trained.weights}; next: {next_command(trained, arguments)}")
-
-
-def next_command(trained: TrainedFiles, arguments: Namespace) -> str:
-    """A benchmark of the network on data that are available: the domain left out, or the data set itself."""
     dataset = arguments.data.lower()
     words = ["trust-tta", "bench", "--checkpoint", str(trained.weights)]
     if dataset == "cifar10":
@@ -204,4 +198,5 @@ def next_command(trained: TrainedFiles, arguments: Namespace) -> str:
         words += ["--dataset", dataset, "--root", arguments.root]
     if arguments.target:
         words += ["--domains", arguments.target]
-    return shlex.join([*words, "--methods", "source,tent,trust"])
+    command = shlex.join([*words, "--methods", "source,tent,trust"])
+    say(f"the network is in {trained.weights}; next: {command}")

@@ -7,7 +7,6 @@ import math
 import os
 import pickle
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -73,29 +72,11 @@ def open_labels(path: Path) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-@dataclass(frozen=True)
-class SeverityBlocks:
-    """`size` images for each of `severities` in turn; without severities, one block of unknown severity."""
-
-    size: int
-    severities: tuple[int, ...]
-
-    def find(self, severity: int, *, path: Path) -> slice:
-        """The slice of the images of `severity`."""
-        if not self.severities:
-            return slice(0, self.size)
-        if severity not in self.severities:
-            have = ", ".join(map(str, self.severities))
-            raise DataError(f"{path} has no severity {severity}; it holds {have}")
-        start = self.severities.index(severity) * self.size
-        return slice(start, start + self.size)
-
-
-def find_blocks(path: Path, images: int, labels: NDArray[np.int64], *, one: int = 0) -> SeverityBlocks:
-    """The severity blocks of a corrupted array: by `corrupt.json`, else five blocks with the same labels.
+def severities_of(path: Path, images: int, labels: NDArray[np.int64], *, one: int = 0) -> tuple[int, ...]:
+    """The severities whose blocks of images make up an array: by `corrupt.json`, else five with the same labels.
 
     `one`: the number of images at one severity, 0 if unknown. Labels that repeat with a few exceptions are refused;
-    those that do not repeat are one block of unknown severity.
+    those that do not repeat are one block of unknown severity, for which the result is empty.
     """
     recorded = recorded_severities(path.parent)
     severities = recorded or SEVERITIES
@@ -104,7 +85,7 @@ def find_blocks(path: Path, images: int, labels: NDArray[np.int64], *, one: int 
         blocks = labels.reshape(-1, size)
         differing = np.flatnonzero((blocks != blocks[0]).any(axis=0))
         if not len(differing):
-            return SeverityBlocks(size, severities)
+            return severities
         if recorded or images == len(severities) * one or len(differing) < size / 2:
             place = int(differing[0])
             block = int(np.flatnonzero(blocks[:, place] != blocks[0, place])[0])
@@ -117,7 +98,7 @@ def find_blocks(path: Path, images: int, labels: NDArray[np.int64], *, one: int 
             f"{path.parent / LABELS} has {len(labels)} labels for the {images} images of {path.name}; it must have "
             f"{images}" + (f" or {size}" if size and not rest else "")
         )
-    return SeverityBlocks(images, ())
+    return ()
 
 
 def recorded_severities(folder: Path) -> tuple[int, ...]:
@@ -134,12 +115,15 @@ def open_corrupted(spec: DatasetSpec, folder: Path, domain: str, *, severity: in
     path = folder / f"{domain}.npy"
     images, labels = open_images(path), open_labels(folder / LABELS)
     one = next(known.images for known in spec.domains if known.name == domain)
-    blocks = find_blocks(path, len(images), labels, one=one)
-    place = blocks.find(severity, path=path)
-    chosen = labels[place] if len(labels) == len(images) else labels
+    severities = severities_of(path, len(images), labels, one=one)
+    if severities and severity not in severities:
+        raise DataError(f"{path} has no severity {severity}; it holds {', '.join(map(str, severities))}")
+    size = len(images) // max(1, len(severities))
+    start = severities.index(severity) * size if severities else 0
+    chosen = labels[start : start + size] if len(labels) == len(images) else labels
     names = spec.class_names or numeric_class_names(labels, where=folder / LABELS)
-    known = severity if blocks.severities else None
-    return array_dataset(images[place], chosen, names, name=spec.name, domain=domain, severity=known)
+    known = severity if severities else None
+    return array_dataset(images[start : start + size], chosen, names, name=spec.name, domain=domain, severity=known)
 
 
 def open_cifar(spec: DatasetSpec, folder: Path, domain: str) -> Dataset:

@@ -86,8 +86,13 @@ def match_classes(
     if len(matched) < len(names) and _are_indices(names, count):
         matched = [int(name) for name in names]
     if len(set(matched)) < len(names):
+        unknown = sorted(set(names) - set(network))
+        difference = f"the network has no {_listing(unknown)}" if unknown else "a name occurs twice"
+        if misses := spelling_variants(names, network):
+            pairs = ", ".join(f"'{name}' is spelled '{other}'" for name, other in misses[:_SHOWN])
+            difference = f"{pairs} in the network; rename it"
         raise ConfigError(
-            f"the classes of {data} are not those of {source}: {_difference(names, network)}; "
+            f"the classes of {data} are not those of {source}: {difference}; "
             f"{data} has {_listing(names)}, {source} has {_listing(network)}"
         )
     return ClassMatch(np.array(matched, dtype=np.int64), tuple(network))
@@ -140,14 +145,6 @@ def spelling_variants(names: Sequence[str], others: Sequence[str]) -> list[tuple
     """The names that differ from one of `others` in nothing but spelling, each with it."""
     known, folded = set(others), {fold_name(other): other for other in others}
     return [(name, folded[fold_name(name)]) for name in names if name not in known and fold_name(name) in folded]
-
-
-def _difference(names: Sequence[str], network: Sequence[str]) -> str:
-    if misses := spelling_variants(names, network):
-        pairs = ", ".join(f"'{name}' is spelled '{other}'" for name, other in misses[:_SHOWN])
-        return f"{pairs} in the network; rename it"
-    unknown = sorted(set(names) - set(network))
-    return f"the network has no {_listing(unknown)}" if unknown else "a name occurs twice"
 
 
 def _listing(names: Sequence[str]) -> str:

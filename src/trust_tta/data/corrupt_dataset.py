@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections import deque
@@ -29,7 +28,7 @@ from trust_tta.data.corruptions.apply import (
 )
 from trust_tta.data.corruptions.table import CORRUPTIONS, choose_table
 from trust_tta.data.dataset import FileImages
-from trust_tta.data.file_io import hash_array, write_bytes, write_npy, writing
+from trust_tta.data.file_io import hash_array, write_npy, writing
 from trust_tta.data.images import SUFFIXES, check_pixels, check_size, list_images, read_image
 from trust_tta.data.loading import subfolders
 from trust_tta.errors import ConfigError, DataError
@@ -159,7 +158,8 @@ def claim_folder(folder: Path, record: CorruptionRecord, outputs: Sequence[Path]
     foreign = next((output for output in outputs if output.exists()), None)
     if foreign is not None:
         raise DataError(f"{foreign} is there without a {RECORD_NAME} that says how it was made; give another output")
-    write_bytes(path, (json.dumps(asdict(record), indent=1) + "\n").encode())
+    with writing(path) as file:
+        file.write((json.dumps(asdict(record), indent=1) + "\n").encode())
 
 
 def list_tree(root: Path) -> list[str]:
@@ -254,7 +254,11 @@ def _corrupt_file(
         table = choose_table(record.table, height=image.shape[1], width=image.shape[2])
     for severity, path in missing.items():
         (piece,) = make_tasks(image, corruption, severity, seed=record.seed, table=table, first_index=index)
-        write_bytes(path, encode_image(run_task(piece)[0], path.suffix))
+        kind = Image.registered_extensions()[path.suffix.lower()]
+        quality: dict[str, Any] = {"JPEG": {"quality": _JPEG_QUALITY, "optimize": True}, "WEBP": {"lossless": True}}
+        corrupted = Image.fromarray(run_task(piece)[0])
+        with writing(path) as file:
+            corrupted.save(file, kind, **quality.get(kind, {}))
     return len(targets)
 
 
@@ -269,12 +273,3 @@ def cut_image(image: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
     scaled = Image.fromarray(image).resize(wanted, Image.Resampling.BILINEAR)
     left, top = round((scaled.width - size) / 2), round((scaled.height - size) / 2)
     return np.asarray(scaled.crop((left, top, left + size, top + size)))
-
-
-def encode_image(image: NDArray[np.uint8], suffix: str) -> bytes:
-    """The bytes of an image file: JPEG at quality 85, other formats without loss."""
-    kind = Image.registered_extensions()[suffix.lower()]
-    options: dict[str, Any] = {"JPEG": {"quality": _JPEG_QUALITY, "optimize": True}, "WEBP": {"lossless": True}}
-    with io.BytesIO() as file:
-        Image.fromarray(image).save(file, kind, **options.get(kind, {}))
-        return file.getvalue()

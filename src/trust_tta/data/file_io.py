@@ -15,14 +15,6 @@ from trust_tta.atomic import replacing
 from trust_tta.errors import DataError
 
 
-def make_folder(folder: Path) -> None:
-    """Create `folder` and its parents."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"the folder {folder} cannot be created: {error}; choose one you may write to") from error
-
-
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when the block succeeds; OSErrors become one line."""
@@ -38,12 +30,6 @@ def write_npy(path: Path, array: NDArray[Any]) -> None:
     """Write `array` to `path`, whole or not at all."""
     with writing(path) as file:
         np.save(file, array)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, whole or not at all."""
-    with writing(path) as file:
-        file.write(content)
 
 
 def hash_array(array: NDArray[Any]) -> str:

@@ -58,7 +58,8 @@ def from_datasets(
 
 def _load(name: str, root: Path, *, split: str, subset: str | None, revision: str | None) -> Any:
     library: Any = require("datasets", extra="hub")
-    for folder in (Path(name), root / name):
+    folders = [folder for folder in (Path(name), root / name) if folder.is_dir()]
+    for folder in folders:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             found = library.load_from_disk(str(folder))
             if not isinstance(found, dict):
@@ -67,7 +68,7 @@ def _load(name: str, root: Path, *, split: str, subset: str | None, revision: st
                 raise ConfigError(f"'{name}' has no split '{split}'; {did_you_mean(split, list(found))}")
             return found[split]
     try:
-        path = next((str(folder) for folder in (Path(name), root / name) if folder.is_dir()), name)
+        path = str(folders[0]) if folders else name
         return library.load_dataset(path, subset, split=split, revision=revision)
     except Exception as error:  # the library raises many types
         raise DataError(f"the data set 'hf:{name}' cannot be loaded: {reason_of(error)}") from error

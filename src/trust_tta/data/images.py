@@ -65,7 +65,13 @@ def check_image(file: ImageFile) -> tuple[int, int]:
 def open_checked(file: ImageFile, *, name: str | None = None) -> Iterator[Image.Image]:
     """Open an image and check its header, without decoding; errors inside the block become one line."""
     try:
-        with _open(file) as image:
+        if not isinstance(file, bytes) and not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would block
+            raise DataError("it is not a regular file")
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
+            check_size(image.height, image.width)
+            if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
+                kind = "floating point" if image.mode == "F" else "32-bit integer"
+                raise DataError(f"its pixels are {kind} numbers, whose range nothing states; save it with 8 or 16 bits")
             yield image
     except Exception as error:  # decoders raise many types
         shown = name or ("in memory" if isinstance(file, bytes) else os.fspath(file))
@@ -87,18 +93,3 @@ def check_pixels(array: Any, what: str) -> NDArray[np.uint8]:
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3 or 0 in array.shape[1:3]:
         raise DataError(f"{what} {array.dtype} {array.shape}; images must be uint8 (n, h, w, 3), values 0 to 255")
     return array
-
-
-def _open(file: ImageFile) -> Image.Image:
-    if not isinstance(file, bytes) and not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would block
-        raise DataError("it is not a regular file")
-    image = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS)
-    try:
-        check_size(image.height, image.width)
-        if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
-            kind = "floating point" if image.mode == "F" else "32-bit integer"
-            raise DataError(f"its pixels are {kind} numbers, whose range nothing states; save it with 8 or 16 bits")
-    except DataError:
-        image.close()
-        raise
-    return image

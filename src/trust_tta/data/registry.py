@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from trust_tta import plugins
@@ -131,22 +130,17 @@ def find_domain(spec: DatasetSpec, name: str | None) -> DomainSpec:
     raise ConfigError(f"{spec.name} has no domain {name!r}; {did_you_mean(name, [d.name for d in spec.domains])}")
 
 
-def _complete(table: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
-    """A table, completed from the one it is `like`."""
-    if "like" not in table:
-        return dict(table)
-    origin = _complete(tables[table["like"]], tables)
-    segmentation = (
-        {"segmentation": {**origin["segmentation"], **table.get("segmentation", {})}}
-        if "segmentation" in origin
-        else {}
-    )
-    return {**origin, **table, **segmentation}
+def _complete(name: str) -> dict[str, Any]:
+    """The table of a data set; fields that it lacks are those of the data set it is `like`."""
+    table = dict(_TABLES[name])
+    origin = _complete(table.pop("like")) if "like" in table else {}
+    if "segmentation" in origin:
+        table["segmentation"] = {**origin["segmentation"], **table.get("segmentation", {})}
+    return {**origin, **table}
 
 
 def _fields(table: dict[str, Any]) -> dict[str, Any]:
     """The fields of a spec: lists of classes and corruptions in place of their names."""
-    table.pop("like", None)
     classes, first = table.pop("classes", None), 0 if table.pop("background", True) else 1
     if classes in _CLASSES:
         table["class_names"] = _CLASSES[classes]
@@ -166,4 +160,4 @@ _CLASSES = {
     "imagenet": tuple(c.name for c in imagenet_classes()),
 }
 _TABLES = tomllib.loads(read_asset("datasets.toml"))
-DATASETS = tuple(DatasetSpec(name=name, **_fields(_complete(table, _TABLES))) for name, table in _TABLES.items())
+DATASETS = tuple(DatasetSpec(name=name, **_fields(_complete(name))) for name in _TABLES)

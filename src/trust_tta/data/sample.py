@@ -35,7 +35,10 @@ def read_sheets(folder: Traversable) -> tuple[NDArray[np.uint8], NDArray[np.int6
         height, width = int(index["height"]), int(index["width"])
         sheets = [read_image(folder.joinpath(sheet["file"]).read_bytes()) for sheet in index["sheets"]]
         counts = [len(sheet["indices"]) for sheet in index["sheets"]]
-        tiles = [_cut(sheet, height, width)[:count] for sheet, count in zip(sheets, counts, strict=True)]
+        tiles = []
+        for sheet, count in zip(sheets, counts, strict=True):  # whose last row is padded
+            grid = sheet.reshape(sheet.shape[0] // height, height, sheet.shape[1] // width, width, 3).swapaxes(1, 2)
+            tiles.append(grid.reshape(-1, height, width, 3)[:count])
         indices = np.concatenate([np.array(sheet["indices"], dtype=np.int64) for sheet in index["sheets"]])
         labels = np.repeat(np.array([sheet["label"] for sheet in index["sheets"]], dtype=np.int64), counts)
     except Exception as error:  # decoders raise many types
@@ -45,10 +48,3 @@ def read_sheets(folder: Traversable) -> tuple[NDArray[np.uint8], NDArray[np.int6
         raise DataError(f"the sheets in {folder} hold {len(images)} images for {len(labels)} labels; install it again")
     order = np.argsort(indices)
     return images[order], labels[order], indices[order]
-
-
-def _cut(sheet: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """The tiles of a sheet row by row (n, h, w, 3), including the padding of its last row."""
-    rows, columns = sheet.shape[0] // height, sheet.shape[1] // width
-    grid = sheet.reshape(rows, height, columns, width, 3).swapaxes(1, 2)
-    return grid.reshape(rows * columns, height, width, 3)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +28,6 @@ CLASSES_FILE = "classes.txt"
 OWN_MASKS = "masks"  # the data set that is a folder of the user's own
 ONLY_SPLIT = "all"
 MAX_CLASSES = 255  # the last label is for ignored pixels
-
-
-class ImageMaskPair(NamedTuple):
-    """The paths of an image and its mask, relative to the data set's folder."""
-
-    image: str
-    mask: str
 
 
 @dataclass(frozen=True)
@@ -96,11 +89,7 @@ class SegmentationDataset(Dataset):
 
 
 def open_segmentation(
-    spec: DatasetSpec,
-    folder: Path,
-    split: str | None,
-    *,
-    options: Mapping[str, Any] | None = None,
+    spec: DatasetSpec, folder: Path, split: str | None, *, options: Mapping[str, Any] | None = None
 ) -> SegmentationDataset:
     """One split of a data set in `folder`; `options`: the `protocol`, and the `scale` (width and height) of it."""
     rules = segmentation_spec(spec)
@@ -116,10 +105,10 @@ def open_segmentation(
     return SegmentationDataset(
         name=spec.name,
         domain=domain.name,
-        images=FileImages(folder, tuple(pair.image for pair in pairs)),
+        images=FileImages(folder, tuple(image for image, _ in pairs)),
         labels=np.zeros(len(pairs), dtype=np.int64),
         class_names=names,
-        masks=FileMasks(folder, tuple(pair.mask for pair in pairs), table),
+        masks=FileMasks(folder, tuple(mask for _, mask in pairs), table),
         protocol=_protocol(rules, options or {}),
         palette=colors,
     )
@@ -168,7 +157,11 @@ def distinct_colors(count: int) -> tuple[str, ...]:
 
 def list_splits(spec: DatasetSpec, folder: Path) -> tuple[DomainSpec, ...]:
     """The splits of which `folder` has images and masks."""
-    known = spec.domains or tuple(DomainSpec(name=name, images=0) for name in _own_splits(folder))
+    known = spec.domains
+    if not known:
+        inner = sorted(path.name for path in (folder / "images").glob("*/"))
+        own = [name for name in inner if (folder / "masks" / name).is_dir()] or [ONLY_SPLIT]
+        known = tuple(DomainSpec(name=name, images=0) for name in own)
     return tuple(split for split in known if list_pairs(spec, folder, split))
 
 
@@ -182,27 +175,22 @@ def _split_of(spec: DatasetSpec, folder: Path, name: str | None) -> DomainSpec:
     raise ConfigError(f"{spec.name} has no split {name!r}; {did_you_mean(name or '', names)}")
 
 
-def _own_splits(folder: Path) -> list[str]:
-    inner = sorted(p.name for p in (folder / "images").iterdir() if p.is_dir()) if (folder / "images").is_dir() else []
-    return [name for name in inner if (folder / "masks" / name).is_dir()] or [ONLY_SPLIT]
-
-
-def list_pairs(spec: DatasetSpec, folder: Path, split: DomainSpec) -> list[ImageMaskPair]:
-    """The images and masks of a split; empty where the split or its masks are missing."""
+def list_pairs(spec: DatasetSpec, folder: Path, split: DomainSpec) -> list[tuple[str, str]]:
+    """The paths in `folder` of each image of a split and its mask; empty where the split or its masks are missing."""
     rules = segmentation_spec(spec)
     if spec.name == "cityscapes":
         found = sorted((folder / "leftImg8bit" / split.name).glob("*/*_leftImg8bit.png"))
         ids = [f"{split.name}/{path.parent.name}/{path.name.removesuffix('_leftImg8bit.png')}" for path in found]
-        return [ImageMaskPair(f"leftImg8bit/{i}_leftImg8bit.png", f"gtFine/{i}_gtFine_labelIds.png") for i in ids]
+        return [(f"leftImg8bit/{i}_leftImg8bit.png", f"gtFine/{i}_gtFine_labelIds.png") for i in ids]
     if rules.lists:  # as Pascal VOC names its files
         path = folder / rules.lists / f"{split.name}.txt"
         ids = read_text(path, error=DataError).split() if path.is_file() and (folder / rules.masks).is_dir() else []
-        return [ImageMaskPair(f"{rules.images}/{name}.jpg", f"{rules.masks}/{name}.png") for name in ids]
+        return [(f"{rules.images}/{name}.jpg", f"{rules.masks}/{name}.png") for name in ids]
     for name in (split.name, *split.folders):
         part = "" if name == ONLY_SPLIT else name
         images, masks = (text.format(split=part).rstrip("/") for text in (rules.images, rules.masks))
         if (folder / images).is_dir() and (folder / masks).is_dir():
-            return [ImageMaskPair(f"{images}/{f}", f"{masks}/{Path(f).stem}.png") for f in list_images(folder / images)]
+            return [(f"{images}/{file}", f"{masks}/{Path(file).stem}.png") for file in list_images(folder / images)]
     return []
 
 

@@ -172,8 +172,11 @@ def stream_order(
     """
     chosen, offset = [], 0
     for dataset in datasets:
-        draw = _generator(config.seed, segment or dataset.domain, "limit")
-        chosen.append(offset + _choose(len(dataset), config.limit, draw))
+        kept = np.arange(len(dataset), dtype=np.int64)
+        if config.limit is not None and config.limit < len(dataset):
+            draw = _generator(config.seed, segment or dataset.domain, "limit")
+            kept = np.sort(draw.choice(len(dataset), size=config.limit, replace=False)).astype(np.int64)
+        chosen.append(offset + kept)
         offset += len(dataset)
     indices = np.concatenate(chosen)
     generator = _generator(config.seed, segment or (datasets[0].domain if len(datasets) == 1 else MIXED), "order")
@@ -197,13 +200,6 @@ def correlated_order(labels: NDArray[np.int64], *, gamma: float, generator: np.r
         cuts = np.cumsum(generator.dirichlet(np.full(slots, gamma)))[:-1] * len(members)
         shares.append(np.split(members, np.round(cuts).astype(np.int64)))
     return np.concatenate([shares[k][slot] for slot in range(slots) for k in generator.permutation(len(classes))])
-
-
-def _choose(count: int, limit: int | None, generator: np.random.Generator) -> NDArray[np.int64]:
-    """At most `limit` of `count` indices, drawn at random, in ascending order."""
-    if limit is None or limit >= count:
-        return np.arange(count, dtype=np.int64)
-    return np.sort(generator.choice(count, size=limit, replace=False)).astype(np.int64)
 
 
 def _generator(seed: int, *words: str) -> np.random.Generator:
@@ -267,21 +263,20 @@ class Batches:
         """Batch number `k`."""
         import torch
 
-        indices = self.order[k * self.batch_size : (k + 1) * self.batch_size]
-        if isinstance(self.dataset, SegmentationDataset):
-            return self._load_segmentation(self.dataset, indices)
-        images = _read(self.dataset, indices)
-        tensor = self.preprocessing(images) if self.preprocessing else _stack(self.dataset, images)
-        return Batch(tensor, torch.from_numpy(self.dataset.labels[indices]), torch.from_numpy(indices.copy()))
-
-    def _load_segmentation(self, dataset: SegmentationDataset, indices: NDArray[np.int64]) -> Batch:
-        """Images resized by the protocol of their data set and normalized by the preprocessing, and masks (n, h, w)."""
-        import torch
-
-        images = _stack(dataset, [dataset.image(int(i)) for i in indices])
-        labels = _stack(dataset, [dataset.mask(int(i)) for i in indices])
-        normal = self.preprocessing.normalize(images) if self.preprocessing else images
-        return Batch(normal, labels.long(), torch.from_numpy(indices.copy()))
+        dataset, indices = self.dataset, self.order[k * self.batch_size : (k + 1) * self.batch_size]
+        images: NDArray[np.uint8] | list[NDArray[np.uint8]]
+        if isinstance(dataset.images, ArrayImages):
+            images = np.asarray(dataset.images.array[indices])
+        else:
+            images = [dataset.image(int(i)) for i in indices]
+        if isinstance(dataset, SegmentationDataset):  # images resized by the protocol of their data set already
+            pixels = _stack(dataset, images)
+            labels = _stack(dataset, [dataset.mask(int(i)) for i in indices]).long()
+            tensor = self.preprocessing.normalize(pixels) if self.preprocessing else pixels
+        else:
+            labels = torch.from_numpy(dataset.labels[indices])
+            tensor = self.preprocessing(images) if self.preprocessing else _stack(dataset, images)
+        return Batch(tensor, labels, torch.from_numpy(indices.copy()))
 
     def _ahead(self) -> Iterator[Batch]:
         pending: deque[Future[Batch]] = deque()
@@ -295,12 +290,6 @@ class Batches:
                 yield pending.popleft().result()
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
-
-
-def _read(dataset: Dataset, indices: NDArray[np.int64]) -> NDArray[np.uint8] | list[NDArray[np.uint8]]:
-    if isinstance(dataset.images, ArrayImages):
-        return np.asarray(dataset.images.array[indices])
-    return [dataset.image(int(i)) for i in indices]
 
 
 def _stack(dataset: Dataset, images: NDArray[np.uint8] | list[NDArray[np.uint8]]) -> torch.Tensor:

@@ -12,8 +12,7 @@ from trust_tta.bench.sweep import POLL_SECONDS
 from trust_tta.distributed.sweeps import MAX_ATTEMPTS, TaskResources, worker_error
 from trust_tta.errors import TrustError
 from trust_tta.progress import SILENT, Progress
-from trust_tta.training.parallel_runs import Lines, TrainingJob
-from trust_tta.training.runs import TrainedFiles
+from trust_tta.training.runs import Lines, TrainedFiles, TrainingJob
 
 QUEUE_SECONDS = 10.0  # for the message queue to answer
 

@@ -187,26 +187,23 @@ def before_after(group: ResultGroup) -> list[Chart]:
 
 def stability(group: ResultGroup) -> list[Chart]:
     """Accuracy domain after domain if nothing resets, and accuracy on clean images after each domain."""
-    order = stream_order(group)
-    plain = Chart("lines", "stability", "", categories=tuple(short_domain(d) for d in order))
-    found, base = [], baseline(group)
-
-    def add(name: str, title: str, said: str, series: Sequence[Series], label: str) -> None:
-        if series:
-            found.append(replace(plain, name=name, title=f"{title}: {group.title}", caption=said, series=tuple(series),
-                                 y_label=label))  # fmt: skip
-
+    order, base = stream_order(group), baseline(group)
+    found: list[tuple[str, str, str, list[Series], str]] = []  # name, title, caption, series, label of the axis
     if not group.resets and len(order) > 1:
         said = "Accuracy on one domain after another, without a reset."
-        add("stability", "Stability", said, sequence(group), plain.y_label)
+        found.append(("stability", "Stability", said, sequence(group), ACCURACY))
         if base is not None:
-            said = f"Gain over {base.name} on one domain after another, without a reset."
-            label = f"points over {base.name}"
-            add("stability gain", f"Gain over {base.name}", said, sequence(group, over=base), label)
+            over, said = f"over {base.name}", f"Gain over {base.name} on one domain after another, without a reset."
+            found.append(("stability gain", f"Gain {over}", said, sequence(group, over=base), f"points {over}"))
     said = "Accuracy on clean images after each domain; a decrease is forgetting."
-    title, label = "Clean accuracy after each domain", "clean accuracy in %"
-    add("forgetting", title, said, sequence(group, "clean_accuracy"), label)
-    return found
+    title, series = "Clean accuracy after each domain", sequence(group, "clean_accuracy")
+    found.append(("forgetting", title, said, series, "clean accuracy in %"))
+    names = tuple(short_domain(domain) for domain in order)
+    return [
+        Chart("lines", name, f"{title}: {group.title}", tuple(series), said, y_label=label, categories=names)
+        for name, title, said, series, label in found
+        if series
+    ]
 
 
 def reliability(group: ResultGroup) -> list[Chart]:

@@ -12,7 +12,7 @@ from trust_tta.atomic import replacing
 from trust_tta.optional import require
 from trust_tta.report import svg
 from trust_tta.report.charts import Chart, paper_charts
-from trust_tta.report.model import Report, Variant
+from trust_tta.report.model import Report
 from trust_tta.report.theme import OUTLINES, Marker, Style, named_styles
 
 Axes: TypeAlias = Any  # of matplotlib
@@ -64,7 +64,11 @@ def save(stem: Path, chart: Chart) -> list[Path]:
         for order, artist in enumerate(axes.get_children()):
             artist.set_zorder(order)
         if chart.rows_of == "domain":  # on the page its buttons are the legend
-            keys = [_legend_key(axes, series.variant) for series in chart.series]
+            keys = []
+            for variant in (series.variant for series in chart.series):
+                letter = MARKERS[variant.style.shape(variant.number)]
+                look = _marker_style(variant.style, 5.0, hollow=variant.style.hollow)
+                keys += axes.plot([], [], letter, label=variant.name, **look)
             figure.legend(handles=keys, ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
         files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("pdf", "svg")]
         for file in files:
@@ -99,12 +103,6 @@ def _draw(axes: Axes, shape: Element, down: float) -> None:
 def _marker_style(style: Style | None, size: float, *, hollow: bool) -> dict[str, Any]:
     color = style.light if style else INK
     return {"markersize": 1.2 * size, "color": color, "markerfacecolor": "white" if hollow else color}
-
-
-def _legend_key(axes: Axes, variant: Variant) -> Any:
-    style = variant.style
-    look = _marker_style(style, 5.0, hollow=style.hollow)
-    return axes.plot([], [], MARKERS[style.shape(variant.number)], label=variant.name, **look)[0]
 
 
 def _line_style(classes: list[str], style: Style | None) -> dict[str, Any]:

@@ -113,11 +113,6 @@ def tables_text(group: ResultGroup) -> str:
     return f"{title}\n{to_text(accuracy_table(group))}" + (f"\n{to_text(cost)}" if cost else "")
 
 
-def results_text(cells: Sequence[Cell]) -> list[str]:
-    """The tables of finished cells, a text for each group."""
-    return [tables_text(group) for group in make_groups(cells)]
-
-
 def verdict(cells: Sequence[Cell]) -> str:
     """The best method and its margin, in two sentences a group."""
     return " ".join(sentence for group in make_groups(cells) for sentence in summarize(group)[:2])

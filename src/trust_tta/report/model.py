@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
-from trust_tta.report.text import safe_line, short_name
+from trust_tta.report.text import safe_line
 from trust_tta.report.theme import Style, style_of
 from trust_tta.results import Cell, CellKey, Counts, Failure, ResultStore
 from trust_tta.results.display import BASELINES, rank
@@ -75,10 +75,6 @@ class Variant:
     def style(self) -> Style:
         return style_of(self.method)
 
-    def short(self, limit: int = 18) -> str:
-        """The name in charts."""
-        return short_name(self.label, limit)
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -119,6 +115,7 @@ class ResultGroup:
     limit: int | None
     items: tuple[AnyCell, ...]
     distinction: str = ""
+    _means: dict[tuple[str, str], Aggregate] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -174,7 +171,13 @@ class ResultGroup:
         """The variants in display order, also those without a finished run."""
         first = {item.label: item.key for item in reversed(self.items)}
         found: list[Variant] = []
-        for label in sorted(first, key=lambda name: (_label_rank(first[name], name), name)):
+
+        def order(label: str) -> tuple[object, ...]:
+            """By method, a variant without options in its label first, then by options."""
+            options = [rank(name, value) for name, value in sorted(first[label].option_values.items())]
+            return rank("method", first[label].method), label != first[label].method, options, label
+
+        for label in sorted(first, key=order):
             method = first[label].method
             number = sum(variant.method == method for variant in found)
             found.append(Variant(len(found), label, method, number, first[label].options))
@@ -216,19 +219,14 @@ class ResultGroup:
         """The mean of a variant over all domains; empty if one is missing, no interval if seeds differ."""
         if (label, value) not in self._means:
             seeds = [self.seeds_of(label, domain, value) for domain in self.domains]
+            found = Aggregate()
             if seeds and all(seeds) and all(numbers.keys() == seeds[0].keys() for numbers in seeds):
                 found = aggregate([*self.seed_means(label, value).values()])
             elif seeds and all(seeds):
                 means = [math.fsum(numbers.values()) / len(numbers) for numbers in seeds]
                 found = Aggregate(math.fsum(means) / len(means), n=min(map(len, seeds)))
-            else:
-                found = Aggregate()
             self._means[label, value] = found
         return self._means[label, value]
-
-    @cached_property
-    def _means(self) -> dict[tuple[str, str], Aggregate]:
-        return {}
 
     def means(self, value: str = "accuracy") -> dict[str, float]:
         """The means over all domains by label, for variants that have finished all."""
@@ -250,13 +248,18 @@ class ResultGroup:
         found = []
         for variant in self.variants:
             accuracy, cells = self.mean(variant.label).mean, self.cells_of(variant.label)
-            if accuracy is not None:
-                batches = sum(cell.batches for cell in cells)
-                updates, forwards, backwards = (
-                    sum(getattr(cell.result, name) for cell in cells) / batches
-                    for name in ("updates", "forwards", "backwards")
-                )
-                found.append(Cost(variant, accuracy, updates, forwards, backwards, _milliseconds(cells)))
+            if accuracy is None:
+                continue
+            batches = sum(cell.batches for cell in cells)
+            updates, forwards, backwards = (
+                sum(getattr(cell.result, name) for cell in cells) / batches
+                for name in ("updates", "forwards", "backwards")
+            )
+            timed = [c for c in cells if math.isfinite(c.result.seconds_median) and c.result.samples]
+            images = sum(c.result.samples for c in timed)
+            seconds = sum(c.result.seconds_median * c.batches for c in timed)  # not slowed by a first batch
+            milliseconds = 1000 * seconds / images if images and seconds > 0 else None
+            found.append(Cost(variant, accuracy, updates, forwards, backwards, milliseconds))
         return tuple(found)
 
 
@@ -305,16 +308,15 @@ def read_report(
         items: list[AnyCell] = [*store.results(), *store.failures()]
         running, labels = set(store.keys("running")), store.labels()
         waiting = [*store.keys("pending"), *running]
-        counts, pictures, class_names = store.counts(), store.pictures(), store.class_names()
+        pictures, class_names = store.pictures(), store.class_names()
     items += [PendingCell(key, labels.get(key.digest, key.method)) for key in waiting]
     selected = _select(items, only)
-    if len(selected) < len(items):
-        counts = Counts(
-            done=sum(isinstance(item, Cell) for item in selected),
-            failed=sum(isinstance(item, Failure) for item in selected),
-            running=len({item.key for item in selected} & running),
-            pending=sum(isinstance(item, PendingCell) and item.key not in running for item in selected),
-        )
+    counts = Counts(
+        done=sum(isinstance(item, Cell) for item in selected),
+        failed=sum(isinstance(item, Failure) for item in selected),
+        running=len({item.key for item in selected} & running),
+        pending=sum(isinstance(item, PendingCell) and item.key not in running for item in selected),
+    )
     return Report(tuple(make_groups(selected)), counts, pictures, class_names, tuple(order_records))
 
 
@@ -339,14 +341,18 @@ def _select(items: Sequence[AnyCell], only: Mapping[str, Sequence[str]]) -> list
 def make_groups(items: Sequence[AnyCell]) -> list[ResultGroup]:
     """Group runs so that each group fits one table, in display order."""
     corrupted: dict[tuple[Any, ...], set[tuple[Any, ...]]] = defaultdict(set)
+    places: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # of each item: its group, also without severity
     for item in items:
+        graded = not {"gradual", "sequence"}.isdisjoint(item.key.setting.split("+"))  # severities along the stream
+        values = tuple(None if n == "severity" and graded else getattr(item.key, n) for n in _TITLE_FIELDS)
+        bare = tuple(value for n, value in zip(_TITLE_FIELDS, values, strict=True) if n != "severity")
+        places.append((values, bare))
         if item.key.severity is not None:
-            corrupted[_group_without_severity(item.key)].add(_group_values(item.key))
+            corrupted[bare].add(values)
     bins: dict[tuple[Any, ...], list[AnyCell]] = defaultdict(list)
-    for item in items:
+    for item, (own, bare) in zip(items, places, strict=True):
         # Clean images have no severity: they belong to the stream of each severity.
-        streams = corrupted.get(_group_without_severity(item.key)) if item.key.severity is None else None
-        for values in streams or {_group_values(item.key)}:
+        for values in (corrupted.get(bare) if item.key.severity is None else None) or {own}:
             bins[values].append(item)
     order = sorted(bins, key=lambda values: [rank(n, v) for n, v in zip(_TITLE_FIELDS, values, strict=True)])
     groups = [
@@ -407,26 +413,3 @@ def _split(group: ResultGroup, fields: Sequence[str]) -> list[ResultGroup]:
         distinction = f"{group.distinction}, {name} {value[:12]}".removeprefix(", ")
         found += _split(replace(group, distinction=distinction, items=tuple(parts[value])), rest)
     return found
-
-
-def _group_values(key: CellKey) -> tuple[Any, ...]:
-    graded = not {"gradual", "sequence"}.isdisjoint(key.setting.split("+"))  # the severity varies along the stream
-    return tuple(None if name == "severity" and graded else getattr(key, name) for name in _TITLE_FIELDS)
-
-
-def _group_without_severity(key: CellKey) -> tuple[Any, ...]:
-    return tuple(getattr(key, name) for name in _TITLE_FIELDS if name != "severity")
-
-
-def _label_rank(key: CellKey, label: str) -> tuple[object, ...]:
-    """Sort key: by method, a variant without options in its label first, then by options."""
-    options = [rank(name, value) for name, value in sorted(key.option_values.items())]
-    return rank("method", key.method), label != key.method, options
-
-
-def _milliseconds(cells: Sequence[Cell]) -> float | None:
-    """Time per image by the median time of a batch, which ignores a slow first batch."""
-    timed = [c for c in cells if math.isfinite(c.result.seconds_median) and c.result.samples]
-    images = sum(c.result.samples for c in timed)
-    seconds = sum(c.result.seconds_median * c.batches for c in timed)
-    return 1000 * seconds / images if images and seconds > 0 else None

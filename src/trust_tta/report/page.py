@@ -57,7 +57,7 @@ def render_page(report: Report, *, title: str | None = None) -> str:
             environments=environments,
             runs=lambda cells: ",".join(str(runs[cell.key]) for cell in cells),
             picture_index=lambda picture: pictures.setdefault(picture, len(pictures)),
-            data=lambda: {**_payload(report.cells, list(environments)), "pictures": [*map(_data_url, pictures)]},
+            data=lambda: _payload(report.cells, list(environments), list(pictures)),
         )
     )
     return safe(html)
@@ -99,8 +99,10 @@ def _environment_of(cell: Cell) -> tuple[tuple[str, object], ...]:
     return tuple((name, getattr(cell.provenance, name)) for name in _PROVENANCE)
 
 
-def _payload(cells: Sequence[Cell], environments: Sequence[tuple[tuple[str, object], ...]]) -> dict[str, object]:
-    """The data behind a click on a number: one row per run, long texts once."""
+def _payload(
+    cells: Sequence[Cell], environments: Sequence[tuple[tuple[str, object], ...]], pictures: Sequence[bytes]
+) -> dict[str, object]:
+    """The data behind a click on a number: one row per run, long texts once, and pictures as data URLs."""
     options = sorted({cell.key.options for cell in cells})
     places = {text: i for i, text in enumerate(options)}
     rows = [
@@ -115,13 +117,14 @@ def _payload(cells: Sequence[Cell], environments: Sequence[tuple[tuple[str, obje
         ]
         for cell in cells
     ]
-    header = ["digest", *_KEY, "options", *VALUES, "environment", "started", "finished"]
-    return {"header": header, "runs": rows, "options": options, "environments": [dict(found) for found in environments]}
-
-
-def _data_url(picture: bytes) -> str:
-    kind = next((kind for magic, kind in _PICTURES if picture.startswith(magic)), "image/png")
-    return f"data:{kind};base64,{base64.b64encode(picture).decode('ascii')}"
+    kinds = [next((kind for magic, kind in _PICTURES if p.startswith(magic)), "image/png") for p in pictures]
+    return {
+        "header": ["digest", *_KEY, "options", *VALUES, "environment", "started", "finished"],
+        "runs": rows,
+        "options": options,
+        "environments": [dict(found) for found in environments],
+        "pictures": [f"data:{k};base64,{base64.b64encode(p).decode()}" for k, p in zip(kinds, pictures, strict=True)],
+    }
 
 
 def _finite(value: Any) -> Any:

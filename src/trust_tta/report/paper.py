@@ -125,8 +125,15 @@ def compare(group: ResultGroup) -> list[PaperComparison]:
 
 
 def match_variant(group: ResultGroup, wanted: PublishedRow) -> Variant | None:
-    """Our variant with the method and options of a published row; options that the paper does not name may differ."""
-    fits = [variant for variant in group.variants if _matches(variant, wanted)]
+    """Our variant with the method and options of a published row, and the paper's usual values for other options."""
+    usual, named = load_published().settings.get(wanted.method, {}), wanted.options
+    fits = []
+    for variant in [variant for variant in group.variants if variant.method == wanted.method]:
+        ours = effective_options(json.loads(variant.options))
+        same = all(isinstance(ours.get(n), list) if v == HIGHEST else ours.get(n) == v for n, v in named.items())
+        default = all(name in named or ours.get(name, value) == value for name, value in usual.items())
+        if same and default and ("orders" in named or ours.get("orders") is None):
+            fits.append(variant)
     doubtful = wanted.options.get("orders") == HIGHEST and len(fits) > 1
     return fits[0] if fits and not doubtful else None
 
@@ -161,14 +168,3 @@ def _compare_row(group: ResultGroup, table: PublishedTable, wanted: PublishedRow
     whole_row = len(pairs) == len(table.names) and wanted.mean is not None
     published = wanted.mean / 100 if whole_row and wanted.mean is not None else fmean(p.published for p in pairs)
     return ComparedRow(wanted.label, variant, pairs, Pair("mean", published, fmean(p.ours for p in pairs)))
-
-
-def _matches(variant: Variant, wanted: PublishedRow) -> bool:
-    """Whether a variant has the method of a published row, the options that the row names, and usual values else."""
-    ours, named = effective_options(json.loads(variant.options)), wanted.options
-    usual = load_published().settings.get(wanted.method, {})
-    if variant.method != wanted.method or ("orders" not in named and ours.get("orders") is not None):
-        return False
-    if any(not (isinstance(ours.get(n), list) if v == HIGHEST else ours.get(n) == v) for n, v in named.items()):
-        return False
-    return all(name in named or ours.get(name, value) == value for name, value in usual.items())

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image
 
@@ -21,13 +21,11 @@ from trust_tta.report.model import Report, ResultGroup, Variant
 from trust_tta.report.paper import compare
 from trust_tta.report.tables import Column, DataTable, Row, TableCell
 from trust_tta.report.text import domain_name, joined, safe_line
-from trust_tta.results import Cell, SamplePrediction, format_percent
+from trust_tta.results import format_percent
 from trust_tta.results.display import MISSING
 from trust_tta.results.order_records import EntropyByOrder
-from trust_tta.results.record import MaskSample
 
 MAX_IMAGES = 8  # per domain
-MAX_MASKS = 4
 NO_PROBABILITIES = ("roid", "cmf")  # methods whose confidence is not a probability
 INTERVAL_NOTE = "± is the 95 % interval of the difference, paired by seed."
 IMAGES_NOTE = (
@@ -64,28 +62,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Sample images of one domain by index: their pictures if kept, and each method's prediction."""
+    """Sample images of one domain by index: the picture if it was kept, and the prediction or masks of each method."""
 
     name: str
     where: str
     pictures: dict[int, bytes | None]
-    predictions: dict[int, list[tuple[Variant, SamplePrediction]]]
-
-
-@dataclass(frozen=True)
-class MaskImage:
-    """An image if it was kept, and the sample of each method with its true and predicted masks (PNG)."""
-
-    image: bytes | None
-    samples: tuple[tuple[Variant, MaskSample], ...]
-
-
-@dataclass(frozen=True)
-class MaskGallery:
-    """Images of one domain by their index."""
-
-    name: str
-    images: dict[int, MaskImage]
+    samples: dict[int, list[tuple[Variant, Any]]]  # SamplePrediction or MaskSample
 
 
 def panels(group: ResultGroup) -> list[Panel]:
@@ -118,42 +100,24 @@ def group_sections(group: ResultGroup) -> list[Section]:
     return [section for section in sections if section.tables or section.small or section.charts]
 
 
-def galleries(group: ResultGroup, report: Report) -> list[Gallery]:
-    """The first images of each domain whose predictions were kept."""
+def galleries(
+    group: ResultGroup, report: Report, kept: Literal["predictions", "masks"] = "predictions", most: int = MAX_IMAGES
+) -> list[Gallery]:
+    """The first images of each domain whose predictions or masks were kept, in the stream of the first such seed."""
     found = []
     for domain in group.domains:
-        kept = _cells_with(group, domain, "predictions")
-        predictions: dict[int, list[tuple[Variant, SamplePrediction]]] = defaultdict(list)
-        for variant, cell in kept:
-            for prediction in cell.result.predictions:
-                predictions[prediction.index].append((variant, prediction))
-        if kept:
-            first = kept[0][1].key
-            pictures = {i: report.pictures.get((first.fingerprint, i)) for i in sorted(predictions)[:MAX_IMAGES]}
-            where = domain_name(domain) + (f", severity {first.severity}" if first.severity is not None else "")
-            found.append(Gallery(domain_name(domain), where, pictures, predictions))
+        cells = [(v, c) for v in group.variants for c in group.at.get((v.label, domain), []) if getattr(c.result, kept)]
+        if not cells:
+            continue
+        first = min((cell.key for _, cell in cells), key=lambda key: key.seed)
+        samples: dict[int, list[tuple[Variant, Any]]] = defaultdict(list)
+        for variant, cell in cells:
+            for sample in getattr(cell.result, kept) if cell.key.fingerprint == first.fingerprint else ():
+                samples[sample.index].append((variant, sample))
+        pictures = {i: report.pictures.get((first.fingerprint, i)) for i in sorted(samples)[:most]}
+        where = domain_name(domain) + (f", severity {first.severity}" if first.severity is not None else "")
+        found.append(Gallery(domain_name(domain), where, pictures, samples))
     return found
-
-
-def mask_galleries(group: ResultGroup, report: Report) -> list[MaskGallery]:
-    """The first images of each domain whose masks were kept."""
-    found = []
-    for domain in group.domains:
-        kept = _cells_with(group, domain, "masks")
-        masks = [(variant, mask) for variant, cell in kept for mask in cell.result.masks]
-        images = {}
-        for index in [sample.index for sample in kept[0][1].result.masks[:MAX_MASKS]] if kept else ():
-            image = report.pictures.get((kept[0][1].key.fingerprint, index))
-            images[index] = MaskImage(image, tuple((v, m) for v, m in masks if m.index == index))
-        found += [MaskGallery(domain_name(domain), images)] if kept else []
-    return found
-
-
-def _cells_with(group: ResultGroup, domain: str, samples: str) -> list[tuple[Variant, Cell]]:
-    """The runs on a domain that kept samples, of the stream of the first seed that has any."""
-    found = [(v, c) for v in group.variants for c in group.at.get((v.label, domain), []) if getattr(c.result, samples)]
-    first = min((cell.key for _, cell in found), key=lambda key: key.seed, default=None)
-    return [(v, cell) for v, cell in found if first is not None and cell.key.fingerprint == first.fingerprint]
 
 
 def legend(group: ResultGroup, report: Report) -> list[tuple[str, str]]:

@@ -35,23 +35,13 @@ class Difference:
     second: Variant
     gain: float
     seeds: Aggregate  # of the differences by seed
-    images_gained: float  # the gain in images per seed
     images: ImageTest | None
+    significant: bool | None  # by the test over images if they were kept, else by the interval over seeds
 
     @property
     def equal_as_shown(self) -> bool:
         """Whether the gain rounds to zero."""
         return format_percent(self.gain) in ("0.0", "-0.0")
-
-    @property
-    def significant(self) -> bool | None:
-        """By the test over images if they were kept, else by the interval over seeds; None: unknown."""
-        if self.images is not None:
-            return self.images.p < ALPHA
-        mean, half = self.seeds.mean, self.seeds.half_width
-        return (
-            None if mean is None or half is None else abs(mean) > half and abs(self.images_gained) >= MIN_IMAGES - 0.5
-        )
 
     @property
     def tie(self) -> bool:
@@ -63,9 +53,13 @@ def difference(group: ResultGroup, first: Variant, second: Variant) -> Differenc
     reached = group.means()
     seeds = paired(group.seed_means(first.label), group.seed_means(second.label))
     gain = reached[first.label] - reached[second.label] if seeds.mean is None else seeds.mean
-    cells = group.cells_of(first.label)
-    images = gain * sum(cell.result.samples for cell in cells) / len({cell.key.seed for cell in cells})
-    return Difference(first, second, gain, seeds, images, _test_images(group, first, second))
+    cells, tested, significant = group.cells_of(first.label), _test_images(group, first, second), None
+    if tested is not None:
+        significant = tested.p < ALPHA
+    elif seeds.mean is not None and seeds.half_width is not None:
+        images = gain * sum(cell.result.samples for cell in cells) / len({cell.key.seed for cell in cells})
+        significant = abs(seeds.mean) > seeds.half_width and abs(images) >= MIN_IMAGES - 0.5
+    return Difference(first, second, gain, seeds, tested, significant)
 
 
 def ranking(group: ResultGroup) -> list[Variant]:

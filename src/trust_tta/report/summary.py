@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trust_tta.report.model import Aggregate, ResultGroup, Variant
+from trust_tta.report.model import ResultGroup, Variant
 from trust_tta.report.significance import difference, leaders, ranking
 from trust_tta.report.text import counted, joined, safe_line, short_number
 from trust_tta.results import format_percent
@@ -18,13 +18,12 @@ def summarize(group: ResultGroup) -> list[str]:
     if not group.means():
         return [f"On {group.title} no method has finished every domain yet, so there is no ranking.", *_gaps(group)]
     best = leaders(group)
-    return [
-        _lead(group, best),
-        *_margin(group, best),
-        *_trust(group, best),
-        _cost(group),
-        *_gaps(group),
-    ]
+    said = [_lead(group, best), *_margin(group, best)]
+    trust = next((variant for variant in ranking(group) if variant.method == "trust"), None)
+    if trust is not None and trust not in best:
+        behind = format_percent(difference(group, best[0], trust).gain)
+        said.append(f"TRUST does not win here: {trust.name} is {behind} points behind {best[0].name}.")
+    return [*said, _cost(group), *_gaps(group)]
 
 
 def _lead(group: ResultGroup, best: Sequence[Variant]) -> str:
@@ -34,7 +33,11 @@ def _lead(group: ResultGroup, best: Sequence[Variant]) -> str:
     on = f"On {safe_line(group.dataset)} ({group.title.removeprefix(f'{safe_line(group.dataset)}, ')})"
     if len(best) == 1:
         entry, verb = group.mean(first.label), "leads with" if len(reached) > 1 else "reaches"
-        return f"{on}, {first.name} {verb} {format_percent(entry.mean)} % {group.measure} {over} {_interval(entry)}."
+        interval = "(one seed, so no interval)" if entry.n == 1 else "(seeds differ between domains, so no interval)"
+        if entry.half_width is not None and entry.mean is not None:
+            low, high = (format_percent(entry.mean + sign * entry.half_width) for sign in (-1, 1))
+            interval = f"(95 % interval over {entry.n} seeds: {low} to {high})"
+        return f"{on}, {first.name} {verb} {format_percent(entry.mean)} % {group.measure} {over} {interval}."
     low, high = (format_percent(f(reached[v.label] for v in best)) for f in (min, max))
     span = f"{high} %" if low == high else f"{low} to {high} %"
     unresolved = [d for d in (difference(group, first, other) for other in best[1:]) if not d.equal_as_shown]
@@ -50,13 +53,6 @@ def _names(variants: Sequence[Variant]) -> str:
     """Names, the first four of many."""
     names = [variant.name for variant in variants]
     return joined(names) if len(names) <= 5 else joined([*names[:4], f"{len(names) - 4} more"])
-
-
-def _interval(entry: Aggregate) -> str:
-    if entry.half_width is None or entry.mean is None:
-        return "(one seed, so no interval)" if entry.n == 1 else "(seeds differ between domains, so no interval)"
-    low, high = entry.mean - entry.half_width, entry.mean + entry.half_width
-    return f"(95 % interval over {entry.n} seeds: {format_percent(low)} to {format_percent(high)})"
 
 
 def _margin(group: ResultGroup, best: Sequence[Variant]) -> list[str]:
@@ -80,15 +76,6 @@ def _margin(group: ResultGroup, best: Sequence[Variant]) -> list[str]:
         if variant is not None and variant.label in reached and variant.label not in {*tied, second.label}:
             parts.append(f"{format_percent(reached[first.label] - reached[variant.label])} above {variant.name}")
     return [f"{'That' if len(best) == 1 else first.name} is {joined(parts)}."]
-
-
-def _trust(group: ResultGroup, best: Sequence[Variant]) -> list[str]:
-    """The distance of TRUST from the best method, if it is not among the best."""
-    trust = next((variant for variant in ranking(group) if variant.method == "trust"), None)
-    if trust is None or trust in best:
-        return []
-    behind = format_percent(difference(group, best[0], trust).gain)
-    return [f"TRUST does not win here: {trust.name} is {behind} points behind {best[0].name}."]
 
 
 def _cost(group: ResultGroup) -> str:

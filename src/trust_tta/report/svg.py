@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element, tostring
 from trust_tta.report.charts import Chart, Point, Series, split_outliers
 from trust_tta.report.model import Variant
 from trust_tta.report.significance import pareto_front
-from trust_tta.report.text import safe, shortened
+from trust_tta.report.text import safe, short_name, shortened
 from trust_tta.report.theme import OUTLINES, css_class
 from trust_tta.results.record import BINS
 
@@ -175,20 +175,15 @@ def draw(chart: Chart) -> Element:
 def bottom_axis(scale: Scale, y: float, top: float, title: str) -> list[Element]:
     """Grid lines, numbers and title of the horizontal axis."""
     grid = [line(scale(t), top, scale(t), y, "grid") for t in scale.ticks]
-    texts = [text(scale(t), y + 16, tick_text(t), anchor="middle", role="tick") for t in scale.ticks]
+    texts = [text(scale(t), y + 16, f"{t:.6g}", anchor="middle", role="tick") for t in scale.ticks]
     return [*grid, *texts, text((scale.start + scale.end) / 2, y + 34, title, anchor="middle", role="axis")]
 
 
 def left_axis(scale: Scale, x: float, right: float, title: str) -> list[Element]:
     """Grid lines, numbers and title (above the axis) of the vertical axis."""
     grid = [line(x, scale(t), right, scale(t), "grid") for t in scale.ticks]
-    texts = [text(x - 6, scale(t) + 4, tick_text(t), anchor="end", role="tick") for t in scale.ticks]
+    texts = [text(x - 6, scale(t) + 4, f"{t:.6g}", anchor="end", role="tick") for t in scale.ticks]
     return [*grid, *texts, text(8, min(scale.start, scale.end) - 10, title, role="axis")]
-
-
-def tick_text(x: float) -> str:
-    """A tick's number in at most six digits."""
-    return f"{x:.6g}"
 
 
 def _dots(chart: Chart) -> Element:
@@ -214,7 +209,7 @@ def _dots(chart: Chart) -> Element:
             y, on = middle + pitch * lane, "" if name == variant.name else f" on {name}"
             tip = f"{variant.name}{on}: {_value(chart, point)}"
             bar = _interval(chart, variant, point, scale, at=y, horizontal=True)
-            shapes.append(_of(variant, *bar, marker(variant, scale(chart.shown(point.y)), y, tip=tip)))
+            shapes.append(group([*bar, marker(variant, scale(chart.shown(point.y)), y, tip=tip)], data_s=variant.index))
         place = {"class": "row", "transform": f"translate(0 {number(top + step * i)})"}
         drawn.append(group(shapes, **place, **hidden_by))
     axis = group(bottom_axis(scale, bottom, top - 900, chart.y_label), **{"class": "under"})
@@ -243,18 +238,19 @@ def _scatter(chart: Chart) -> Element:
         (u, v), point = places[s.variant.label], s.points[0]
         tip = f"{s.variant.name}: {_value(chart, point)} at {point.x:.4g} {chart.x_label}"
         bar = _interval(chart, s.variant, point, y, at=u)
-        shapes.append(_of(s.variant, *bar, marker(s.variant, u, v, size=6, tip=tip)))
+        shapes.append(group([*bar, marker(s.variant, u, v, size=6, tip=tip)], data_s=s.variant.index))
     taken = [Label(u - 7, u + 7, v + 4) for u, v in places.values()]  # no name covers a marker
     taken += [Label(left, right, bottom - 6)] if outliers else []
     for s in sorted(series, key=lambda s: (s.variant.number > 0, places[s.variant.label][1])):
         u, v = places[s.variant.label]
-        width = 6.4 * len(s.variant.short())
+        short = short_name(s.variant.label)
+        width = 6.4 * len(short)
         start = u + 10 if u + 10 + width <= WIDTH - 2 else u - 10 - width
         baseline = free_baseline(start, width, v + 4, taken, top=top + 4, bottom=bottom + 8)
         if baseline is not None:
             taken.append(Label(start, start + width, baseline))
-            name = text(start, baseline, s.variant.short(), role=f"name {css_class(s.variant.method)}")
-            shapes.append(_of(s.variant, name))
+            name = text(start, baseline, short, role=f"name {css_class(s.variant.method)}")
+            shapes.append(group([name], data_s=s.variant.index))
     return document(height, chart.title, [*shapes, *_outlier_note(chart, outliers, left + 12, bottom - 6)])
 
 
@@ -276,13 +272,14 @@ def _lines(chart: Chart) -> Element:
     for i, s in enumerate(series):
         # intervals of several curves are moved to the left, so that they do not overlap
         bars = [bar for p in s.points for bar in _interval(chart, s.variant, p, y, at=x(p.x) - 3.0 * i)]
-        shapes.append(_of(s.variant, *bars, *_curve(chart, s, x, y)))
+        shapes.append(group([*bars, *_curve(chart, s, x, y)], data_s=s.variant.index))
     labeled = sorted(series, key=lambda s: (s.variant.number > 0, -s.mean))[: int((bottom - top) / 11)]
     ends = [next((p.y for p in reversed(s.points) if math.isfinite(p.y)), math.nan) for s in labeled]
     wanted = [y(chart.shown(end)) if math.isfinite(end) else bottom for end in ends]
     for s, place in zip(labeled, spread_labels(wanted, 12.5, top, bottom), strict=True):
         role = f"name {css_class(s.variant.method)}"
-        shapes.append(_of(s.variant, text(right + 10, place + 4, s.variant.short(17), role=role)))
+        label = text(right + 10, place + 4, short_name(s.variant.label, 17), role=role)
+        shapes.append(group([label], data_s=s.variant.index))
     return document(height, chart.title, [*shapes, *_outlier_note(chart, outliers, left + 12, bottom - 6)])
 
 
@@ -290,7 +287,7 @@ def _curve(chart: Chart, series: Series, x: Scale, y: Scale) -> list[Element]:
     """The line of a series, with a marker at each point if there are few."""
     variant, points = series.variant, series.points
     places = [(x(p.x), y(chart.shown(p.y))) for p in points]
-    at = [chart.categories[int(p.x)] if chart.categories else tick_text(p.x) for p in points]
+    at = [chart.categories[int(p.x)] if chart.categories else f"{p.x:.6g}" for p in points]
     values = [f"{_value(chart, p)} at {where}" for p, where in zip(points, at, strict=True)]
     role = f"curve {css_class(variant.method)} v{min(variant.number, 3)}"
     if len(points) > MAX_MARKED:
@@ -392,8 +389,3 @@ def _interval(
 def _outlier_note(chart: Chart, outliers: Sequence[Series], x: float, y: float) -> list[Element]:
     named = ", ".join(f"{s.variant.name} {chart.text(s.mean)}" for s in outliers)
     return [text(x, y, f"↓ below the frame: {named}", role="tick")] if outliers else []
-
-
-def _of(variant: Variant, *shapes: Element) -> Element:
-    """A group that the page hides with the method."""
-    return group(shapes, data_s=variant.index)

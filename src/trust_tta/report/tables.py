@@ -83,8 +83,7 @@ def accuracy_table(group: ResultGroup) -> DataTable:
         for base in group.baselines:
             other = group.mean(base.label).mean
             over.append(_gain(None if mean.mean is None or other is None else mean.mean - other))
-        first = _summary_cells(group, variant)
-        rows.append(_row(group, variant, [*first, *over, *cells] if several else [*cells, *over]))
+        rows.append(_row(group, variant, [*_summary_cells(group, variant), *over, *cells] if several else cells + over))
     best = [j for j, column in enumerate(columns) if column.role != "gain"]
     fewest = min((len(group.seed_means(v.label)) for v in group.variants if group.cells_of(v.label)), default=0)
     seeds = counted(len(group.seeds), "seed")

@@ -24,12 +24,13 @@ def canonical_json(value: object) -> str:
 
 def to_json(record: object) -> str:
     """A record as JSON with its kind and schema version."""
-    return canonical_json({"schema": SCHEMA_VERSION, "kind": stored_kind(type(record)), "data": encode(record)})
+    kind = getattr(record, "STORED_KIND", type(record).__name__)  # a class may be stored under another name
+    return canonical_json({"schema": SCHEMA_VERSION, "kind": kind, "data": encode(record)})
 
 
 def from_json(kind: type[Record], text: str) -> Record:
     """The record of type `kind` that `to_json` wrote."""
-    name = stored_kind(kind)
+    name: str = getattr(kind, "STORED_KIND", kind.__name__)
     try:
         envelope = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -39,12 +40,6 @@ def from_json(kind: type[Record], text: str) -> Record:
     check_schema(envelope["schema"], what=f"a {name} record")
     record: Record = decode(kind, envelope["data"], where=name)
     return record
-
-
-def stored_kind(kind: type) -> str:
-    """The name under which records of a class are stored: its own, or that of its `STORED_KIND`."""
-    name: str = getattr(kind, "STORED_KIND", kind.__name__)
-    return name
 
 
 def check_schema(found: object, *, what: str) -> None:

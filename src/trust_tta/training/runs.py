@@ -1,10 +1,15 @@
-"""`train` and `finetune`: from a data set and a recipe to the files of a network."""
+"""`train` and `finetune`: from a data set and a recipe to the files of a network, in one process or several."""
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,7 +21,7 @@ from torch import nn
 
 from trust_tta.data.file_io import hash_array
 from trust_tta.data.segmentation import SegmentationDataset
-from trust_tta.errors import ConfigError
+from trust_tta.errors import ConfigError, TrustError
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.models.networks import require_ours
@@ -25,13 +30,12 @@ from trust_tta.models.upernet import UPerNet
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training import artifacts
-from trust_tta.training.data import LazyImages, TrainingData, read_arrays
-from trust_tta.training.evaluation import evaluate, recalibrate
+from trust_tta.training.data import LazyImages, TrainingData, open_training_data, read_arrays
 from trust_tta.training.linear_probe import fit_head, score_head
 from trust_tta.training.loop import fit
 from trust_tta.training.recipe import FinetuneRecipe, SegmentationRecipe, TrainRecipe, default_size, recipe_for
 from trust_tta.training.segmentation import read_segmentation_arrays, segmentation, segmentation_preprocessing
-from trust_tta.training.tasks import Task, classification
+from trust_tta.training.tasks import Task, classification, evaluate, recalibrate
 
 Arrays: TypeAlias = tuple[NDArray[np.uint8], NDArray[Any]]
 
@@ -178,11 +182,7 @@ def _require_fit(network: nn.Module, data: TrainingData) -> ScanNetwork | UPerNe
 
 
 def _prepare(
-    data: TrainingData,
-    recipe: TrainRecipe | SegmentationRecipe,
-    *,
-    size: int | None,
-    progress: Progress,
+    data: TrainingData, recipe: TrainRecipe | SegmentationRecipe, *, size: int | None, progress: Progress
 ) -> tuple[Preprocessing, Arrays, Arrays, Task[Any]]:
     """The preprocessing, the images and labels to train on and those held out, and the task."""
     classes, parts = len(data.train.class_names), (data.train, data.held_out)
@@ -207,3 +207,103 @@ def _prepare(
 def _announce(data: TrainingData, progress: Progress) -> None:
     train, held_out = len(data.train), len(data.held_out)
     progress.note(f"{train} images of {data.description} to train on, {held_out} {data.measured_on} images")
+
+
+# several trainings, such as one for each held-out domain, in processes of their own
+
+Message: TypeAlias = str | TrainedFiles | TrustError
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """The arguments of one training, picklable for another process."""
+
+    data: str
+    root: str
+    target: str | None
+    out: str
+    recipe: TrainRecipe | SegmentationRecipe
+    model: str
+    overrides: Mapping[str, Any]
+    size: int | None
+    share: float
+    device: str
+    threads: int | None = 1  # None: as many as there are
+
+    def run(self, progress: Progress = SILENT) -> TrainedFiles:
+        """Train, or continue an interrupted training in `out`."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        done = train(
+            open_training_data(self.data, self.root, target=self.target, share=self.share, seed=self.recipe.seed),
+            self.recipe,
+            out=self.out,
+            model=self.model,
+            overrides=self.overrides,
+            size=self.size,
+            device=self.device,
+            progress=progress,
+        )
+        return TrainedFiles(folder=done.folder, record=done.record)
+
+
+def train_in_parallel(
+    trainings: Sequence[TrainingJob], *, processes: int, progress: Progress = SILENT
+) -> list[TrainedFiles | TrustError]:
+    """Run the trainings, at most `processes` at once; returns the files or the error of each."""
+    ended: dict[int, TrainedFiles | TrustError] = {}
+    waiting, running = deque(range(len(trainings))), dict[Connection, tuple[int, BaseProcess]]()
+    context = multiprocessing.get_context("spawn")
+    progress.start(len(trainings), "networks")
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                number = waiting.popleft()
+                here, there = context.Pipe(duplex=False)
+                started = context.Process(target=_run_worker, args=(there, trainings[number]), daemon=True)
+                started.start()
+                there.close()
+                running[here] = number, started
+            for ready in wait(list(running)):
+                connection = next(c for c in running if c is ready)
+                number, process = running[connection]
+                message: Message
+                try:
+                    message = connection.recv()
+                except (EOFError, OSError):
+                    process.join()
+                    message = TrustError(
+                        f"the process that trained without {trainings[number].target} died with code "
+                        f"{process.exitcode}; run the same command again to continue"
+                    )
+                if isinstance(message, str):
+                    progress.note(f"{trainings[number].target}: {message}")
+                else:
+                    ended[number] = message
+                    del running[connection]
+                    process.join()
+                    progress.advance()
+    finally:
+        for _, process in running.values():
+            process.terminate()
+            process.join()
+    progress.finish()
+    return [ended[number] for number in range(len(trainings))]
+
+
+def _run_worker(connection: Connection, training: TrainingJob) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
+    try:
+        connection.send(training.run(Lines(connection.send)))
+    except TrustError as error:
+        connection.send(error)
+
+
+class Lines(Progress):
+    """Progress that forwards its notes and nothing else."""
+
+    def __init__(self, send: Any) -> None:
+        self.send = send
+
+    def note(self, text: str) -> None:
+        self.send(text)

@@ -21,13 +21,7 @@ from numpy.typing import NDArray
 
 from trust_tta.data.corruptions import blur, digital, noise, weather
 from trust_tta.data.corruptions.common import Generators, Pixels, image_generator
-from trust_tta.data.corruptions.table import (
-    ALL_CORRUPTIONS,
-    SEVERITIES,
-    Level,
-    choose_table,
-    level_of,
-)
+from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, SEVERITIES, Level, choose_table, level_of
 from trust_tta.data.images import check_pixels
 from trust_tta.errors import ConfigError, StateError
 from trust_tta.schema import did_you_mean
@@ -164,12 +158,11 @@ def map_in_order(pool: Executor | None, function: Callable[[Task], Result], task
 
 def _follow_parent() -> None:
     """Leave an interrupt to the parent, and do not outlive it."""
+
+    def exit_after_parent() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_after_parent, daemon=True).start()
-
-
-def _exit_after_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    threading.Thread(target=exit_after_parent, daemon=True).start()
