@@ -1,6 +1,6 @@
 """Compile a few kernels side by side for an H100, without a GPU: `python -m tests.ops.compile_ahead`.
 
-Prints for each of three passes how many kernels were compiled, how many were read from the folder, and how many of
+Prints for each of four passes how many kernels were compiled, how many were read from the folder, and how many of
 these in the main thread, which launches none of them.
 """
 
@@ -69,9 +69,10 @@ if __name__ == "__main__":
     knobs.compilation.listener = lambda *, cache_hit, **_: seen.append((cache_hit, threading.get_ident()))
     run = JITFunction.run
     like = torch.zeros(())
-    for prepare in (lambda: None, lambda: None, forget):
-        prepare()  # type: ignore[no-untyped-call]
-        compile_ahead(work, like)
+    for kind, restart in (("a", False), ("b", False), ("c", True), ("c", True)):
+        if restart:
+            forget()
+        compile_ahead(work, like, kind)
         kinds = {
             type(kernel).__name__
             for value in vars(batch_norm).values()

@@ -30,7 +30,7 @@ CAPTURE_OPTIONS: dict[str, Any] = {"capture_error_mode": "thread_local"}
 
 capture_lock = threading.Lock()  # CUDA forbids waiting for a device during a capture on it
 
-compiled_passes: set[int] = set()  # hashes of the kinds of passes whose kernels were compiled ahead
+compiled_passes: set[str] = set()  # the kinds of passes whose kernels were compiled ahead
 compiling: ContextVar[bool] = ContextVar("compiling", default=False)  # in a pass that computes nothing
 
 
@@ -121,13 +121,13 @@ class GraphedNetwork:
             if learning:
                 torch.autograd.grad(logits, self.parameters, torch.zeros_like(logits), allow_unused=True)
 
-        kind = hash((key, images.stride(), images.device, torch.is_grad_enabled(), settings(self.network)))
+        kind = repr((key, images.stride(), images.device, torch.is_grad_enabled(), settings(self.network)))
         # Whatever fails, the pass itself will raise it again or not need it.
         with suppress(Exception), capture_lock:
             if kind not in compiled_passes:
                 compiled_passes.add(kind)
                 with preserved_state(self.network, images.device):
-                    compile_ahead(work, images)
+                    compile_ahead(work, images, kind)
 
     def _capture(self, images: Tensor, directions: Tensor, learning: bool, autocast: torch.dtype | None) -> PassGraphs:
         if not self.graphs:  # a handle is dead once the graphs that used it are gone

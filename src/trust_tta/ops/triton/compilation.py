@@ -7,16 +7,21 @@ Its compilers, and the C compiler of its launchers, run without Python's lock.
 from __future__ import annotations
 
 import contextvars
+import hashlib
 import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
+from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -27,12 +32,19 @@ except ImportError:  # before Triton 3.5: each kernel is compiled when it is lau
     AsyncCompileMode = None
 
 
-def compile_ahead(work: Callable[[], object], like: Tensor) -> None:
+def compile_ahead(work: Callable[[], object], like: Tensor, kind: str) -> None:
     """Compile the kernels that `work` launches, and load them onto the device of `like`, without launching them.
 
     Their outputs stay uninitialized, so the results of `work` mean nothing. One thread at a time may call this.
+    `kind`: description of `work`. A note of it in Triton's cache makes later processes load the kernels as they go,
+    which is faster than a pass to find them.
     """
     if AsyncCompileMode is None:
+        return
+    device = torch.cuda.get_device_name(like.device) if like.is_cuda else "cpu"
+    facts = repr((kind, device, triton.__version__, version("trust-tta")))
+    note = Path(knobs.cache.dir, f"trust_tta-{hashlib.sha256(facts.encode()).hexdigest()[:32]}")
+    if note.exists():
         return
     thread, run = threading.get_ident(), JITFunction.run
     with KernelCompiler(like) as compiler:
@@ -54,6 +66,9 @@ def compile_ahead(work: Callable[[], object], like: Tensor) -> None:
             contextvars.copy_context().run(work_here)
         finally:
             JITFunction.run = run
+    with suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.touch()
 
 
 class KernelCompiler(ThreadPoolExecutor):
