@@ -53,8 +53,8 @@ def test_python_runs(page: Path, tmp_path: Path) -> None:
     script.write_text("\n".join(lines) + "\n", encoding="utf-8")
     work = tmp_path / "work"
     work.mkdir()
-    code, output, errors = run_script(script, work)
-    assert code == 0, f"{name(page)}\n{errors}"
+    status, output, errors = run_script(script, work)
+    assert status == 0, f"{name(page)}\n{errors}"
     for said in re.findall(r"print\(error\)  # (.+)", "\n".join(lines)):
         for part in said.split("..."):
             assert part.strip() in output, f"{name(page)}: the error is not what it says"
