@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, OTHERS, PAGES, PYTHON, ROOT, SHELLS, Block, blocks
+from tests.processes import run_script
 from trust_tta.cli.main import build_parser
 
 WITH_PYTHON = [page for page in PAGES if blocks(page, PYTHON)]
@@ -52,19 +53,11 @@ def test_python_runs(page: Path, tmp_path: Path) -> None:
     script.write_text("\n".join(lines) + "\n", encoding="utf-8")
     work = tmp_path / "work"
     work.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script],
-        cwd=work,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"{name(page)}\n{done.stderr}"
+    status, output, errors = run_script(script, work)
+    assert status == 0, f"{name(page)}\n{errors}"
     for said in re.findall(r"print\(error\)  # (.+)", "\n".join(lines)):
         for part in said.split("..."):
-            assert part.strip() in done.stdout, f"{name(page)}: the error is not what it says"
+            assert part.strip() in output, f"{name(page)}: the error is not what it says"
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)

@@ -10,7 +10,7 @@ from trust_tta.cli.output import say, try_folder
 from trust_tta.errors import ConfigError, TrustError
 
 EXAMPLES = """\
-  trust-tta demo                       about a minute on two cores; results in the folder demo
+  trust-tta demo                       half a minute on two cores; results in the folder demo
   trust-tta demo --images 64 --seeds 1 --out /tmp/demo   a quick look
   trust-tta demo --task segmentation   segmentation masks: streets under noise and snow
   trust-tta demo                       again: finished cells are not run twice"""
@@ -24,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--task", default="classification", choices=("classification", "segmentation"), help="what is predicted")
     add("--out", default="demo", metavar="FOLDER", help="folder for results and report (default: demo)")
     add("--seeds", type=int, metavar="N", help="number of seeds (default 3; for segmentation 1)")
-    add("--images", type=int, metavar="N", help="images per corruption and seed (default 224; for segmentation 16)")
+    add("--images", type=int, metavar="N", help="images per corruption and seed (default 160; for segmentation 16)")
 
 
 def run(arguments: Namespace) -> None:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import multiprocessing
 import operator
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.data.corruptions import blur, digital, noise, weather
 from trust_tta.data.corruptions.common import Generators, Pixels, image_generator
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, SEVERITIES, Level, choose_table, level_of
 from trust_tta.data.images import check_pixels
@@ -30,10 +30,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 Corruption: TypeAlias = Callable[[Pixels, Generators, Level], Pixels]
 
-_MODULES = (noise, blur, weather, digital)
-_FUNCTIONS: Mapping[str, Corruption] = MappingProxyType(
-    {name: getattr(module, name) for name in ALL_CORRUPTIONS for module in _MODULES if hasattr(module, name)}
-)
+_MODULES = ("noise", "blur", "weather", "digital")
 _BATCH_VALUES = 400_000  # values in one batch: its float copies stay in the processor's cache
 _IN_FLIGHT = 3  # tasks per worker that wait or run at a time, so that memory stays bounded
 
@@ -112,7 +109,15 @@ def run_task(task: CorruptionTask) -> Pixels:
         for i in range(len(task.images))
     ]
     level = level_of(task.corruption, task.severity, task.table)
-    return _FUNCTIONS[task.corruption](task.images, generators, level)
+    return _function_of(task.corruption)(task.images, generators, level)
+
+
+@functools.cache
+def _function_of(corruption: str) -> Corruption:
+    """The function of a corruption, imported on first use: scipy and numba take half a second."""
+    modules = (importlib.import_module(f"trust_tta.data.corruptions.{name}") for name in _MODULES)
+    function: Corruption = next(getattr(module, corruption) for module in modules if hasattr(module, corruption))
+    return function
 
 
 def check_workers(workers: int) -> None:
