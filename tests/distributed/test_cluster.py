@@ -26,7 +26,7 @@ def test_unreachable_address_is_refused() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: nothing answers there"), connected(f"127.0.0.1:{port}"):
+    with pytest.raises(ConfigError, match=f"{port}: no head node answers there"), connected(f"127.0.0.1:{port}"):
         pass
 
 

@@ -28,7 +28,7 @@ from trust_tta.ops.triton import compilation  # noqa: E402
 
 @pytest.mark.skipif(vars(compilation)["AsyncCompileMode"] is None, reason="Triton before 3.5")
 def test_kernels_are_compiled_in_threads_and_once(tmp_path: Path) -> None:
-    """At the first pass, not at the second; from the folder in a new process, unless a note says that they are there."""
+    """At the first pass, not at the second; from the folder in a new process, unless a note says they are there."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-m", "tests.ops.compile_ahead"], env=environment, capture_output=True, text=True
