@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trust_tta.methods.tide.class_prior import Corrected, PriorMemory, correct_prior, network_bias
+from trust_tta.methods.tide.constants import TIDE
 
 CLASSES = 10
 
@@ -78,7 +79,7 @@ def slow_bias(p: np.ndarray) -> np.ndarray:
     bias = logits.mean(0)
     chance = logits.var(0).mean() / (len(p) - 1)
     distance = (bias**2).mean()
-    return np.asarray(bias * distance / (distance + 4 * chance + 0.1 * (logits**2).mean()))
+    return np.asarray(bias * distance / (distance + 4 * chance + TIDE.clean_bias * (logits**2).mean()))
 
 
 def test_first_batch_is_corrected_by_its_shrunk_bias() -> None:

@@ -19,7 +19,7 @@ p_i be the mean probability of the two views of image i, and n the images of the
 
        log prediction_i  =  z_i - a b + w log pi_i + const,        w = c / (c + 0.05),
 
-   where a is the share of source mixing with D = |b|^2, V the variance of the z_i, and 0.1 (D + V) in place of 0.01,
+   where a is the share of source mixing with D = |b|^2, V the variance of the z_i, and 0.05 (D + V) in place of 0.01,
    and c is the autocorrelation of the predictions along the stream, less what chance gives. pi is found by expectation
    maximization. In a mixed stream, b is that of the image's cluster.
 5. **Loss**. The mutual information of images and classes, L = - 1/n sum_i KL(p_i || q), for the geometric mean p_i of

@@ -27,7 +27,7 @@ class TideConstants:
     mixed_variance: float = 0.25  # of descriptions above which a batch holds several domains
 
     # Class prior
-    clean_bias: float = 0.1  # squared mean log-probability of a class on clean images, over the mean square
+    clean_bias: float = 0.05  # squared mean log-probability of a class on clean images, over the mean square
     marginal_memory: float = 4096.0  # of the mean prediction, cut at shifts
     correlation_scale: float = 0.05  # autocorrelation of predictions at which the local prior counts half
 
