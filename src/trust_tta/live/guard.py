@@ -25,7 +25,6 @@ EventKind: TypeAlias = Literal[
     "start",
     "request",
     "storage",
-    "merge",
 ]
 
 # Options of earlier versions, and what to do instead.

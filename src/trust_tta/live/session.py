@@ -20,18 +20,13 @@ from trust_tta.live.stream_statistics import (
     ImageStats,
     Mask,
     Reading,
-    effective_classes,
     find_broken,
     image_stats,
-    probability_rows,
 )
 from trust_tta.methods.base import Method
 from trust_tta.methods.validation import all_finite
 from trust_tta.ops.segmentation_logits import Logits, upsample
 from trust_tta.schema import show
-
-MIN_AGREEMENT = 0.6  # of predictions before and after a merge
-MIN_SPREAD = 0.5  # effective classes predicted after a merge over those before it
 
 KEPT_SNAPSHOTS = 4  # besides the last good one
 LASTING_ALARMS = ("broken_input", "single_image")
@@ -390,45 +385,6 @@ class Session:
         if self._on_event is not None:
             self._on_event(event)
         return event
-
-    def adopt(self, change: Callable[[], None], images: Tensor, *, served: Tensor | None = None) -> Event:
-        """Let `change` alter the method's state; undo it if that is wrong for the images (n, c, h, w).
-
-        `served`: predictions (m, classes) for the last of them. If these clearly stay the same, that is enough;
-        otherwise, or without `served`, all images are predicted before and after.
-        """
-        self._events = []
-        before, sure = self.method.state_dict(), False
-        change()
-        if served is not None:
-            reason, evidence = self._check_change(served, images[-len(served) :])
-            sure = not reason and evidence.get("agreement", 1.0) >= (1 + MIN_AGREEMENT) / 2
-        if not sure:
-            self.method.load_state_dict(before)
-            served = self.evaluate(images)
-            change()
-            reason, evidence = self._check_change(served, images)
-            if reason:
-                self.method.load_state_dict(before)
-                return self._event("merge", "return", reason, evidence)
-        self.counters.at_source = False
-        return self._event("merge", "take", "the merged weights predict recent images as before", evidence)
-
-    def _check_change(self, served: Tensor, images: Tensor) -> tuple[str, dict[str, Any]]:
-        """Why a change of state is wrong, or "", and the evidence. `served`: the predictions before it."""
-        logits = self.evaluate(images)
-        if not bool(all_finite(logits)):
-            return "the predictions are not finite", {}
-        if self.monitor is None:
-            return "", {}
-        old, new = (probability_rows(output, probabilities=self.method.probabilities) for output in (served, logits))
-        weights = old.amax(1)
-        agreement = float((weights * (old.argmax(1) == new.argmax(1))).sum() / weights.sum())
-        spread = effective_classes(new.mean(0).cpu()) / effective_classes(old.mean(0).cpu())
-        evidence = {"agreement": agreement, "spread": spread}
-        if agreement < MIN_AGREEMENT:
-            return "predictions for recent images changed", evidence
-        return ("half of the predicted classes are gone" if spread < MIN_SPREAD else ""), evidence
 
     def resume(self) -> None:
         """Continue from the newest snapshot that can be read; without any, store the method as it is."""

@@ -128,17 +128,6 @@ class Stream:
         """Adapt again."""
         return self._request("resume", lambda: setattr(self._session.counters, "paused", False))
 
-    def adopt(self, change: Callable[[Method], None], images: Any, *, served: Tensor | None = None) -> Event:
-        """Let `change` give the method what others learned; the event says "take", or "return" if it was undone.
-
-        It is undone if the guard finds it wrong for the images, which should be the last ones of the stream. With
-        `served`, the logits (m, classes) of the last m, it is taken at once if the predictions for these clearly stay
-        the same, and examined closely if not.
-        """
-        batch = self._prepare(images)
-        with self._alone():
-            return self._session.adopt(lambda: change(self.method), batch, served=served)
-
     @property
     def saved(self) -> bool:
         """Whether the last snapshot was written."""
