@@ -175,6 +175,32 @@ def test_training_from_python(pacs: Path, tmp_path: Path) -> None:
     assert json.loads(json.dumps(trained.record["recipe"])) == record["recipe"]
 
 
+def test_training_starts_from_a_checkpoint_of_another_norm(
+    pacs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With steps too small to move a weight, those of the same names are the checkpoint's."""
+    start, out = tmp_path / "start", tmp_path / "out"
+    assert main(pacs_flags(pacs, start)) == 0
+    file = start / "model.safetensors"
+    flags = ["--init", str(file), "--set", "norm=layer", "--lr", "1e-12"]
+    assert main(pacs_flags(pacs, out) + flags) == 0
+    assert f"of the weights start from '{file}', the others at random" in capsys.readouterr().out
+    old, new = (read_weights(folder / "model.safetensors").state for folder in (start, out))
+    assert set(old) - set(new) == {name for name in old if "running" in name or "num_batches" in name}
+    assert new.keys() <= old.keys()
+    for name, value in new.items():
+        assert torch.allclose(value, old[name], atol=2e-3), name
+    record = json.loads((out / "train.json").read_text())
+    assert record["recipe"]["init"] == "model.safetensors"
+    assert record["recipe"]["init_sha256"] == json.loads((start / "train.json").read_text())["sha256"]
+    wider = ["--set", "dims=[12,24]", "--init", str(file)]
+    assert main(pacs_flags(pacs, tmp_path / "other") + wider) == 2
+    assert (
+        "% of the network's weights, by name and shape; start from a checkpoint of the same variant"
+        in capsys.readouterr().err
+    )
+
+
 def test_out_is_tried_before_the_work(pacs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "taken").write_text("a file")
     assert main(pacs_flags(pacs, tmp_path / "taken" / "run")) == 1

@@ -133,6 +133,8 @@ def test_another_recipe_or_other_data_is_refused(tmp_path: Path) -> None:
         learn(tiny_network(), *colored_images(21), SHORT.changed(lr=0.1), state_path=path)
     with pytest.raises(StateError, match="images was"):
         learn(tiny_network(), *colored_images(21, seed=1), SHORT, state_path=path)
+    with pytest.raises(StateError, match="init was None, is abc"):
+        learn(tiny_network(), *colored_images(21), SHORT, init="abc", state_path=path)
 
 
 @pytest.mark.parametrize("content", [b"", b"no state at all"], ids=["empty", "text"])

@@ -1,4 +1,4 @@
-"""`trust-tta train`: a network from scratch, resumable, into one self-describing file."""
+"""`trust-tta train`: a network, resumable, into one self-describing file."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ EXAMPLES = """\
   trust-tta train --data pacs --target photo,sketch --out runs/pacs_{domain} --processes 2  one network for each
   trust-tta train --data folder --root my_images --size 64 --epochs 50 --out runs/mine      my_images/<class>/*.jpg
   trust-tta train --data camvid --model upernet_vmamba_nano --recipe recipes/camvid.toml --out runs/camvid
+  trust-tta train --data cifar100 --init vmamba_nano_cifar10 --epochs 3 --lr 1e-3 --out runs/nano100
   trust-tta train --data cifar10 --recipe recipe.toml --set depths=[1,1] --set dims=[32,64] --out runs/small"""
 KEPT = "the epochs before this one are kept"
 
@@ -45,6 +46,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--set", type=setting, action="append", default=[], metavar="NAME=VALUE", help="change the variant; repeatable")
     size = "pixels of a side (default: 32 for CIFAR, else 96; pictures with segmentation masks keep their size)"
     add("--size", type=int, metavar="N", help=size)
+    start = "checkpoint to start from, where names and shapes fit: a file or a known name (default: random weights)"
+    add("--init", metavar="FILE", help=start)
     add("--processes", type=int, metavar="N", help="networks trained at once, of several (default 1)")
     add_engine_arguments(parser, task="training")
     recipe = parser.add_argument_group("recipe")
@@ -139,8 +142,17 @@ def _training(
         size=arguments.size,
         share=arguments.share,
         device=str(choose_device(arguments.device)) if local else arguments.device,
+        init=_initial_weights(arguments.init, target),
         threads=max(1, torch.get_num_threads() // (arguments.processes or 1)) if several else None,
     )
+
+
+def _initial_weights(init: str | None, target: str | None) -> str | None:
+    """The checkpoint for a target; a file by its whole path, which other processes find too."""
+    if init is None:
+        return None
+    source = init.replace("{domain}", target or "all")
+    return str(Path(source).resolve()) if Path(source).is_file() else source
 
 
 def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:

@@ -79,19 +79,21 @@ def fit(
     recipe: R,
     *,
     task: Task[R],
+    init: str | None = None,
     state_path: str | PathLike[str] | None = None,
     evaluate: Callable[[Model], float] | None = None,
     progress: Progress = SILENT,
 ) -> FitResult[Model]:
     """Train `model` in place, on the device it is on, with images uint8 (n, h, w, 3) and labels (n, ...).
 
-    With a `state_path` the state is saved after each epoch, and a run found there is continued. `evaluate` gets the
-    averaged network after each epoch; its score goes into the history.
+    With a `state_path` the state is saved after each epoch, and a run found there is continued, if it started from the
+    same weights: `init` is their digest, None at random. `evaluate` gets the averaged network after each epoch; its
+    score goes into the history.
     """
     samples = _load(images, labels, recipe, task, next(model.parameters()).device)
     run = _start(model, recipe, task)
     path = Path(state_path) if state_path is not None else None
-    identity = identify(model, images, labels, recipe) if path else {}
+    identity = identify(model, images, labels, recipe) | ({} if init is None else {"init": init}) if path else {}
     if path and path.is_file():
         state = load_state(path, identity, samples.images.device)
         run.model.load_state_dict(state["model"])
@@ -286,7 +288,10 @@ def load_state(path: Path, identity: Mapping[str, str], device: torch.device) ->
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise CheckpointError(f"'{path}' is not a training state of this version; delete it or give another folder")
     saved = state["identity"]
-    changed = [f"{key} was {saved.get(key)}, is {value}" for key, value in identity.items() if saved.get(key) != value]
+    keys = [*identity, *({"init"} & saved.keys() - identity.keys())]
+    changed = [
+        f"{key} was {saved.get(key)}, is {identity.get(key)}" for key in keys if saved.get(key) != identity.get(key)
+    ]
     if changed:
         raise StateError(
             f"'{path}' belongs to another run: {'; '.join(changed)}; give another folder, or delete this file"

@@ -37,6 +37,8 @@ from trust_tta.training.recipe import FinetuneRecipe, SegmentationRecipe, TrainR
 from trust_tta.training.segmentation import read_segmentation_arrays, segmentation, segmentation_preprocessing
 from trust_tta.training.tasks import Task, classification, evaluate, recalibrate
 
+MIN_INITIALIZED = 0.5  # of a network's weights that a checkpoint to start from must have
+
 Arrays: TypeAlias = tuple[NDArray[np.uint8], NDArray[Any]]
 
 
@@ -72,12 +74,14 @@ def train(
     model: str = "vmamba_nano",
     overrides: Mapping[str, Any] | None = None,
     size: int | None = None,
+    init: Checkpoint | None = None,
     device: str | torch.device = "cpu",
     progress: Progress = SILENT,
 ) -> Trained:
-    """Train the variant `model`, with `overrides` of its fields, from scratch on images of `size` pixels.
+    """Train the variant `model`, with `overrides` of its fields, on images of `size` pixels.
 
-    For segmentation, images keep their size where none is given.
+    For segmentation, images keep their size where none is given. Training starts from random weights, or from those of
+    `init` whose names and shapes the network has.
 
     Writes model.safetensors, train.json and card.md into the folder `out`; a run that was stopped is continued from
     the state kept there. Without a recipe, the default one for the data and the size is taken.
@@ -92,6 +96,8 @@ def train(
     torch.manual_seed(recipe.seed)
     made = create_model(model, num_classes=len(data.train.class_names), **dict(overrides or {}))
     network = _require_fit(made, data).to(device)
+    if init is not None:
+        progress.note(_initialize(network, init))
     preprocessing, images, held_out, task = _prepare(data, recipe, size=size, progress=progress)
     network.preprocessing, network.classes = preprocessing, data.train.class_names
     batch_size = recipe.batch_size if dense else None
@@ -101,7 +107,14 @@ def train(
         return evaluate(candidate, *held_out, mean=mean, std=std, metric=task.metric, batch_size=batch_size)
 
     fitted = fit(
-        network, *images, recipe, task=task, state_path=folder / artifacts.STATE, evaluate=score, progress=progress
+        network,
+        *images,
+        recipe,
+        task=task,
+        init=None if init is None else init.sha256,
+        state_path=folder / artifacts.STATE,
+        evaluate=score,
+        progress=progress,
     )
     average = fitted.average
     accuracy = {"averaged weights": score(average)}
@@ -113,7 +126,8 @@ def train(
         data=data,
         hashes={"train": hash_array(images[0]), data.measured_on: hash_array(held_out[0])},
         preprocessing=preprocessing,
-        recipe=recipe.model_dump(),
+        recipe=recipe.model_dump() | ({} if init is None else _provenance("init", init)),
+        license=None if init is None else init.license,
     )
     history, seconds = [asdict(epoch) for epoch in fitted.history], time.perf_counter() - begun
     record = artifacts.write_network(folder, average, origin, accuracy=accuracy, history=history, seconds=seconds)
@@ -151,14 +165,13 @@ def finetune(
         "classifier on its training images": result.accuracy,
         "classifier": score_head(model, held_out, data.held_out.labels, preprocess=preprocessing, progress=progress),
     }
-    backbone = {"backbone": Path(checkpoint.file or checkpoint.variant).name, "backbone_sha256": checkpoint.sha256}
     origin = artifacts.TrainingProvenance(
         variant=checkpoint.variant,
         overrides=checkpoint.fields,
         data=data,
         hashes={data.description: data.train.fingerprint, data.measured_on: data.held_out.fingerprint},
         preprocessing=preprocessing,
-        recipe=recipe.model_dump() | backbone,
+        recipe=recipe.model_dump() | _provenance("backbone", checkpoint),
         license=checkpoint.license,
     )
     history, seconds = [{"epoch": i, "loss": x} for i, x in enumerate(result.losses)], time.perf_counter() - begun
@@ -167,6 +180,24 @@ def finetune(
         folder, model, origin, accuracy=accuracy, history=history, seconds=seconds, how=how
     )
     return Trained(model=model, folder=folder, record=record)
+
+
+def _provenance(role: str, checkpoint: Checkpoint) -> dict[str, str]:
+    return {role: Path(checkpoint.file or checkpoint.variant).name, f"{role}_sha256": checkpoint.sha256}
+
+
+def _initialize(network: nn.Module, checkpoint: Checkpoint) -> str:
+    """Copy the weights whose names and shapes the network has; returns a sentence on what was copied."""
+    own, state = network.state_dict(), checkpoint.state
+    found = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
+    share = sum(value.numel() for value in found.values()) / sum(value.numel() for value in own.values())
+    if share < MIN_INITIALIZED:
+        raise ConfigError(
+            f"{checkpoint.origin} ({checkpoint.variant}) has {100 * share:.0f} % of the network's weights, by name and"
+            " shape; start from a checkpoint of the same variant, or of one that differs in its norms or its classifier"
+        )
+    network.load_state_dict(found, strict=False)
+    return f"{100 * share:.1f} % of the weights start from {checkpoint.origin}, the others at random"
 
 
 def _require_fit(network: nn.Module, data: TrainingData) -> ScanNetwork | UPerNet:
@@ -228,6 +259,7 @@ class TrainingJob:
     size: int | None
     share: float
     device: str
+    init: str | None = None  # a checkpoint
     threads: int | None = 1  # None: as many as there are
 
     def run(self, progress: Progress = SILENT) -> TrainedFiles:
@@ -241,6 +273,7 @@ class TrainingJob:
             model=self.model,
             overrides=self.overrides,
             size=self.size,
+            init=None if self.init is None else Checkpoint.open(self.init),
             device=self.device,
             progress=progress,
         )
