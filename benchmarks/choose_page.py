@@ -320,7 +320,8 @@ HEAD = """# Which method for which stream
 100 domains: 1 to 5), 1,000 images of each corruption, 100 to 256 of each short domain, 256 to 1,600 in small batches;
 clean images; and PACS. Every method has one set of options for all streams, its
 defaults. Written by `python -m benchmarks.choose_page` from the stores of `trust-tta bench` on `streams.toml`,
-`rates.toml` and `fair.toml` in `configs/results`; nothing here is typed."""
+`rates.toml` and `fair.toml` in `configs/results`; nothing here is typed. The runs
+are of an earlier version of `tide`; [worlds](worlds.md) are of this one."""
 
 ACCURACY = "In percent; the best of each stream is bold."
 CALIBRATION = "Expected calibration error in percent: how far confidence is from accuracy; less is better."

@@ -13,7 +13,6 @@ from typing import Any
 from benchmarks.choose_page import STREAMS
 
 from trust_tta.atomic import replacing
-from trust_tta.results.display import HELD_OUT
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -62,35 +61,19 @@ def six_table(runs: dict[str, Any], authors: dict[str, float]) -> str:
 
 
 def short() -> str:
-    """The table of all streams, all images and other settings, six orders, and the time of a step."""
+    """TRUST beside as many updates in one order, and the time of its step."""
     authors = read("authors_h200.json")["ms"]["128"]["TRUST K=6 sequential"]
     steps = [r for r in read("speed_h200.json")["rows"] if (r["work"], r["batch"]) == ("TRUST K=6 sequential", 128)]
     ms = {r["dtype"]: r["median_ms"] for r in steps if r["backend"] == "triton"}
     return "\n".join(
         [
-            paragraph(
-                "Accuracy in percent of the shipped `vmamba_nano` on CIFAR-10-C as `trust-tta corrupt` makes it",
-                "([not the published images](docs/results/README.md#corrupted-images)) at severity 5",
-                "(rows 4 and 5: 1 to 5),",
-                "one set of defaults for all of them; 1,000 images of each corruption, fewer in short domains and",
-                f"small batches; {seeds()}",
-                "([thirteen methods, and which to choose](docs/results/choose.md)). `bn` takes the statistics of",
-                "the batch. Passes per batch: `tide` two forward, two back; `trust` seven and six.",
-            ),
-            "",
-            *every_stream(),
-            "",
-            paragraph(
-                *all_images(),
-                *cotta(),
-            ),
-            "",
-            paragraph(*six_orders(), "More tables, also those in which it loses: [results](docs/results/README.md)."),
+            paragraph(*six_orders()),
             "",
             paragraph(
                 "One step of TRUST, six orders, VMamba-T at 224 pixels, batch 128, on an H200:",
                 f"{ms['float32']:.0f} ms in float32 and {ms['bf16']:.0f} ms in bf16; the released code takes",
                 f"{authors} ms ([performance](docs/develop/performance.md)).",
+                "More tables, also those in which `tide` or `trust` loses: [results](docs/results/README.md).",
             ),
         ]
     )
@@ -101,71 +84,6 @@ def paragraph(*lines: str) -> str:
 
 
 FIRST = next(iter(STREAMS))
-COLUMNS = ("source", "bn", "shot", "trust", "tide")
-
-
-def every_stream() -> list[str]:
-    """A row for each stream: means over domains and seeds, for methods that met every domain."""
-    record = by_stream("streams.csv")
-    lines = [f"| stream | {' | '.join(COLUMNS)} |", f"| --- |{' --- |' * len(COLUMNS)}"]
-    for stream, words in STREAMS.items():
-        found = [record.get((*stream, name), []) for name in COLUMNS]
-        domains = {row["domain"] for rows in found for row in rows}
-        if not domains:
-            continue
-        means = [mean(rows, "accuracy") if {r["domain"] for r in rows} == domains else None for rows in found]
-        shown = ["–" if m is None else f"{100 * m:.1f}" for m in means]
-        best = max((text for text in shown if text != "–"), key=float)
-        shown = [f"**{text}**" if text == best else text for text in shown]
-        lines.append(f"| {words} | {' | '.join(shown)} |")
-    return lines
-
-
-def seeds() -> str:
-    """Over how many seeds the rows are means."""
-    record = by_stream("streams.csv")
-    met = [stream for stream in STREAMS if (*stream, "tide") in record]
-    counts = [min(len({row["seed"] for row in record.get((*s, name), [])}) for name in COLUMNS) for s in met]
-    fewer = sum(count < 3 for count in counts)
-    return (
-        "three seeds"
-        if not fewer
-        else f"three seeds, in {fewer} of {len(counts)} rows fewer for methods other than `tide`"
-    )
-
-
-def all_images() -> list[str]:
-    """Where the streams are long."""
-    record = by_stream("targets.csv")
-    online, in_a_row = (
-        {name: 100 * mean(record["cifar10-c", setting, 128, name], "accuracy") for name in ("bn", "tide")}
-        for setting in ("online", "continual")
-    )
-    return [
-        f"With all 10,000 images of each corruption `tide` has {online['tide']:.1f} in the first stream and",
-        f"{in_a_row['tide']:.1f} in the second, `bn` {online['bn']:.1f} in both",
-        "([in full](docs/results/tables/targets.md)).",
-    ]
-
-
-def cotta() -> list[str]:
-    """What is better, at what cost: CoTTA as its authors run it, next to tide on the corruptions that both met."""
-    with (RESULTS / "fair.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["domain"] not in HELD_OUT]
-    found = {label: [row for row in rows if row["label"] == label] for label in ("cotta: own paper", "tide: own paper")}
-    accuracy = [100 * mean(cells, "accuracy") for cells in found.values()]
-    passes = [
-        math.fsum(float(c["forwards"]) + 2 * float(c["backwards"]) for c in cells)
-        / math.fsum(math.ceil(float(c["samples"]) / float(c["batch_size"])) for c in cells)
-        for cells in found.values()
-    ]
-    *first, last = sorted({row["domain"].replace("_", " ") for row in found["tide: own paper"]})
-    domains = f"{', '.join(first)} and {last}"
-    return [
-        f"With its authors' rate and 32 augmented views, CoTTA reaches {accuracy[0]:.1f} % on {domains}, where tide",
-        f"reaches {accuracy[1]:.1f} %: at {passes[0]:.0f} passes per batch, backward ones twice, not {passes[1]:.0f}",
-        "([each baseline in its own setting](docs/results/tables/fair.md)).",
-    ]
 
 
 def by_stream(name: str) -> dict[tuple[str, str, int, str], list[dict[str, str]]]:

@@ -293,7 +293,7 @@ def _entry_point(variant: str) -> Callable[..., nn.Module]:
 def _default_cfgs() -> Any:
     named: dict[str, dict[str, Any]] = {}
     for known in PRETRAINED.values():
-        if known.variant in OURS:
+        if known.variant in OURS and known.norm is None:
             named[f"{known.variant}.{known.name.removeprefix(known.variant + '_')}"] = _cfg(known.variant, known)
     bare = {name: _cfg(name, None) for name in OURS if not any(key.startswith(f"{name}.") for key in named)}
     return _models.generate_default_cfgs({**named, **bare})

@@ -45,21 +45,20 @@ def run(arguments: Namespace) -> None:
 
     changes = {"store": str(out / "results.sqlite"), "data": {"limit": images} if images else {}}
     with as_file(files("trust_tta").joinpath("assets", f"demo_{arguments.task}.toml")) as path:
-        config, trust = read_parts(path, changes)
+        first, *others = read_parts(path, changes)
     if seeds:
-        config = config.changed(stream=config.stream.changed(seeds=tuple(range(seeds))))
-    data = config.data
+        first = first.changed(stream=first.stream.changed(seeds=tuple(range(seeds))))
+    parts, data = [first, *others], first.data
     images_of = "CIFAR-10 test images" if data.dataset == "sample" else "CamVid's test pictures"
-    say(
-        f"{config.model.checkpoint} on {images_of}: {', '.join(method.name for method in config.methods)}; "
-        f"{len(data.domains or ())} corruptions, {len(config.stream.seeds)} seeds, {data.limit} images each; "
-        "trust, which costs most, with one seed"
-    )
+    say(f"{images_of}: {len(data.domains or ())} corruptions, {data.limit} images each")
+    for part in parts:
+        methods, count = ", ".join(method.name for method in part.methods), len(part.stream.seeds)
+        say(f"  {part.model.checkpoint}: {methods}; {count} seed{'s' * (count > 1)}")
     # So small a network does not fill several cores, but it fills one: hence a process per core.
-    processes = min(MAX_PROCESSES, torch.get_num_threads()) if choose_device(config.device).type == "cpu" else 1
-    cells, problems = run_parts([config, trust], engine=local_engine(processes))
+    processes = min(MAX_PROCESSES, torch.get_num_threads()) if choose_device(first.device).type == "cpu" else 1
+    cells, problems = run_parts(parts, engine=local_engine(processes))
     page = out / "report.html"
-    write_page(read_report(config.store), page)
+    write_page(read_report(first.store), page)
     say(f"the report is {page.resolve()}")
     if problems:
         raise TrustError("; ".join(problems))

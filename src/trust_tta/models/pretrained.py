@@ -32,6 +32,7 @@ class Pretrained:
     accuracy: float  # published top-1 accuracy on the clean test set, or the mean IoU at one scale, in percent
     num_classes: int = 1000
     preprocessing: Preprocessing = PRESETS["imagenet"]
+    norm: str | None = None  # None: the variant's
     license: str = "MIT"  # of the weights
     sha256: str | None = None  # None: recorded beside the file when it is first fetched
 
@@ -51,7 +52,8 @@ class Pretrained:
 
     @property
     def info(self) -> ModelInfo:
-        return ModelInfo(self.variant, NO_FIELDS, self.num_classes, self.classes, self.preprocessing, self.license)
+        fields = NO_FIELDS if self.norm is None else {"norm": self.norm}
+        return ModelInfo(self.variant, fields, self.num_classes, self.classes, self.preprocessing, self.license)
 
 
 _PIXELS = {11: "camvid", 150: "ade20k"}
