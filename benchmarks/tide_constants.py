@@ -13,7 +13,7 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -35,6 +35,9 @@ IN_WORLDS = ("shipped_nano", "layernorm_nano", "resnet56", "cifar100_batchnorm")
 DOMAINS = ("gaussian_noise", "fog", "clean")
 OPTIONS = ("lr", "source_decay")
 FACTORS = (0.5, 2.0)
+LEFT_OUT = (
+    "The one halving or doubling that would be chosen on the other worlds, and what it brings to the one left out."
+)
 
 
 def changes() -> list[tuple[str, str, float]]:
@@ -97,7 +100,24 @@ def page_text(cells: Sequence[Cell]) -> str:
     for label, *_ in changes()[1:]:
         row = [f"{means[label, world] - base[world]:+.1f}" if (label, world) in means else "–" for world in worlds]
         lines[-1] += f"\n| `{label}` | {' | '.join(row)} |"
+    if len(worlds) > 1:
+        gains = {place: value - base[place[1]] for place, value in means.items() if place[1] in base}
+        lines += ["## Leave one world out", LEFT_OUT, left_out(gains, worlds)]
     return "\n\n".join(lines) + "\n"
+
+
+def left_out(gains: Mapping[tuple[str, str], float], worlds: Sequence[str]) -> str:
+    """A row for each world: the change, by label, that gains most on average in the others, and its gain here."""
+    lines = [
+        "| world left out | best change in the others | mean gain there | gain here |",
+        "| --- | --- | --- | --- |",
+    ]
+    labels = [label for label, *_ in changes() if all((label, world) in gains for world in worlds)]
+    for world in worlds:
+        there = {label: statistics.mean(gains[label, other] for other in worlds if other != world) for label in labels}
+        best = max(labels, key=lambda label: there[label])
+        lines.append(f"| {WORLDS[world].title} | `{best}` | {there[best]:+.1f} | {gains[best, world]:+.1f} |")
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

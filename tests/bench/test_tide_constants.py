@@ -38,5 +38,16 @@ def test_page_has_a_row_for_each_change(
     assert "8 images each" in text
 
 
+def test_a_change_is_chosen_on_the_other_worlds() -> None:
+    changes = {"as it is": (0.0, 0.0, 0.0), "lr x 2": (-1.0, 0.4, 0.8), "low_error x 2": (0.6, 0.2, -0.8)}
+    worlds = ("shipped_nano", "layernorm_nano", "resnet56")
+    gains = {(label, world): gain for label, row in changes.items() for world, gain in zip(worlds, row, strict=True)}
+    rows = [
+        [part.strip(" `") for part in row.split("|")[2:5]]
+        for row in tide_constants.left_out(gains, worlds).splitlines()[2:]
+    ]
+    assert rows == [["lr x 2", "+0.6", "-1.0"], ["as it is", "+0.0", "+0.0"], ["low_error x 2", "+0.4", "-0.8"]]
+
+
 def test_at_most_twenty_constants_are_chosen() -> None:
     assert len({name for _, name, _ in tide_constants.changes()}) <= 20
