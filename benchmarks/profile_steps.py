@@ -51,7 +51,7 @@ KINDS = (  # the first pattern found in a kernel's name says what it does
 
 
 def works(model: Any, images: Tensor) -> dict[str, Callable[[], Work]]:
-    """What is measured, by name; making a work makes the method."""
+    """Functions to measure, by name; making one makes the method."""
 
     def forward() -> Work:
         model.eval()

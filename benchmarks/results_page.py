@@ -103,7 +103,7 @@ def of_whole_seeds(rows: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def six_orders() -> list[str]:
-    """What TRUST has over six updates in the default order: on all images where both were run, else on a thousand."""
+    """The lead of TRUST over six updates in the default order: on all images if both were run, else on a thousand."""
     labels, name = [(*FIRST, label) for label in ("trust", "trust_naive, 6 steps")], "targets"
     if not all(label in by_stream("targets.csv") for label in labels):
         name = "orders"

@@ -305,7 +305,7 @@ def page_text(found: Mapping[Place, Accuracies], *, measured: str) -> str:
 
 
 def readme_text(found: Mapping[Place, Accuracies], *, measured: str) -> str:
-    """What the README says: where tide gains and where it does not, and a row for each world."""
+    """The README's block: the gains and losses of tide in a sentence, and a row for each world."""
     places = {place: v for place, v in found.items() if "source" in v and "tide" in v and len(v) > 2}
     gains = {place: _gains_of_tide(values) for place, values in places.items()}
     least, behind = (min(gains, key=lambda place, i=i: gains[place][i]) for i in (0, 1))  # type: ignore[misc]

@@ -20,7 +20,7 @@ STARTER = "import runpy, sys; from tests.libraries import import_vision; import_
 
 
 def run(name: str, *arguments: str) -> str:
-    """What an example prints."""
+    """The output of an example."""
     code = STARTER + "runpy.run_path(sys.argv[0], run_name='__main__')"
     done = subprocess.run(
         [sys.executable, "-c", code, str(ROOT / "examples" / name), *arguments],

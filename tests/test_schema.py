@@ -1,4 +1,4 @@
-"""What a declaration accepts, and how it speaks of what it does not."""
+"""Values that a declaration accepts, and messages about those that it does not."""
 
 from __future__ import annotations
 

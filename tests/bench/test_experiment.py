@@ -1,4 +1,4 @@
-"""What an experiment makes of its checkpoint and its device."""
+"""The checkpoint and the device of an experiment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands set up before they import PyTorch."""
+"""The setup of the commands before they import PyTorch."""
 
 from __future__ import annotations
 

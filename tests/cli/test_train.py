@@ -164,7 +164,7 @@ def test_the_next_command_works(
 
 
 def test_training_from_python(pacs: Path, tmp_path: Path) -> None:
-    """What the command does, with the same numbers."""
+    """The same numbers as from the command."""
     data = open_training_data("pacs", pacs, target="photo")
     recipe = TrainRecipe(epochs=2, warmup_epochs=0.5, crop_padding=2, cutout=4, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     trained = train(data, recipe, out=tmp_path / "python", overrides=OVERRIDES, size=16)

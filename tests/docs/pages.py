@@ -35,7 +35,7 @@ class Block:
 
     @property
     def lines(self) -> list[str]:
-        """What a block of commands has a reader type, without prompts and variables; `console` shows output, too."""
+        """The commands of a block, without prompts and variables; `console` shows output, too."""
         lines = [line.strip() for line in self.code.replace("\\\n", " ").splitlines()]
         if self.language == "console":
             lines = [line for line in lines if line.startswith("$ ")]

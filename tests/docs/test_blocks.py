@@ -77,7 +77,7 @@ def test_commands_in_the_text_parse(page: Path, capsys: pytest.CaptureFixture[st
 
 
 def exit_code(argv: list[str]) -> object:
-    """What parsing leaves with: 0, also for --help and --version."""
+    """The exit status of parsing: 0, also for --help and --version."""
     try:
         build_parser().parse_args(argv)
     except SystemExit as leaving:

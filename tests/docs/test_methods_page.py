@@ -1,4 +1,4 @@
-"""What the pages say of each method is what the code does: options, defaults, costs."""
+"""The pages state the options, defaults and costs that the code has."""
 
 from __future__ import annotations
 

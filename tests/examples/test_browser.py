@@ -77,7 +77,7 @@ class Browser:
         return str(self("GET", f"/element/{self.find(query)}/text"))
 
     def wait_for(self, attribute: str) -> str:
-        """What the page writes on its body under `data-*`."""
+        """The `data-*` attributes of the page's body."""
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             script = f"return document.body.dataset.{attribute} ?? ''"

@@ -72,7 +72,7 @@ def fuzz(inputs: int, **strategies: st.SearchStrategy[Any]) -> Callable[[Check],
 
 @contextmanager
 def refusal() -> Iterator[None]:
-    """What is inside works, or is refused as promised; any other exception is a failure."""
+    """Accept success and the promised refusals; any other exception is a failure."""
     try:
         yield
     except TrustError as error:

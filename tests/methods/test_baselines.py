@@ -1,4 +1,4 @@
-"""What the golden files do not show of the newer methods: chance, refusals, and slow references."""
+"""The newer methods beyond the golden files: chance level, refusals, and slow references."""
 
 from __future__ import annotations
 

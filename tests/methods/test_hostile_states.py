@@ -38,7 +38,7 @@ def leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def damages(value: Any, *, free: bool) -> Iterator[Any]:
-    """What can be wrong with a value of this kind; a `free` tensor may have any length and precision."""
+    """Broken variants of a value of this kind; a `free` tensor may have any length and precision."""
     yield from (object(), "text", None, float("nan"))
     if isinstance(value, Tensor):
         yield value[None]

@@ -1,4 +1,4 @@
-"""What methods ask of a network, and what they cost."""
+"""Requirements of the methods on a network, and their costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What editors and mypy see of the methods."""
+"""The methods as editors and mypy see them."""
 
 from __future__ import annotations
 

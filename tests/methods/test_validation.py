@@ -1,4 +1,4 @@
-"""What must not happen: NaN in the weights, half an update, a touched caller, a changed state after an error."""
+"""No NaN in the weights, no half update, no change to the caller's network, none to the state after an error."""
 
 from __future__ import annotations
 

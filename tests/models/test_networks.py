@@ -113,7 +113,7 @@ def test_a_factory_with_weights_of_its_own_needs_no_file() -> None:
 
 
 def test_a_given_preprocessing_replaces_the_networks_own_for_other_weights(tmp_path: Path) -> None:
-    """What the network states is that of other weights, as timm's configurations are; the file says nothing."""
+    """The network states the preprocessing of other weights, as timm's configurations do; the file says nothing."""
     torch.save(foreign.SmallCNN().state_dict(), tmp_path / "mine.pth")
     wanted = Preprocessing(size=24, resize=None, mean=(0.1, 0.2, 0.3))
     found = Checkpoint.open(tmp_path / "mine.pth", variant=f"{HERE}:SmallCNN", preprocessing=wanted)

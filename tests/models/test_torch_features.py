@@ -1,4 +1,4 @@
-"""What PyTorch users do to networks, done to ours: the same logits, and methods adapt and reset."""
+"""Hooks, wrappers and conversions of PyTorch on our networks: the same logits, and methods adapt and reset."""
 
 from __future__ import annotations
 

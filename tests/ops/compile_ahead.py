@@ -47,7 +47,7 @@ def work() -> None:
 
 
 def passed() -> str:
-    """What the listener has seen since the last call."""
+    """The kernels that the listener has seen since the last call."""
     found = seen.copy()
     seen.clear()
     hits = sum(hit for hit, _ in found)

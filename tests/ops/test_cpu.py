@@ -236,7 +236,7 @@ print(faults() - before)
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs GNU's C library")
 @pytest.mark.parametrize("chosen", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}], ids=["by-itself", "as-the-user-says"])
 def test_freed_memory_is_kept_for_the_next_pass(chosen: dict[str, str]) -> None:
-    """What was given back to the system comes page by page, each a fault."""
+    """Memory returned to the system comes back page by page, each a fault."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")} | chosen
     command = [sys.executable, "-c", FREEING]
     faults = int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)

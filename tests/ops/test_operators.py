@@ -76,7 +76,7 @@ def test_compiled_network_equals_eager(norm: str, compiler: str) -> None:
 
 @pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eval", "train"])
 def test_a_network_on_the_gpu_kernels_compiles_whole(training: bool) -> None:
-    """What a GPU runs, in Triton's interpreter: one graph, forward and backward, also with stochastic depth."""
+    """The GPU's code in Triton's interpreter: one graph, forward and backward, also with stochastic depth."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = VMamba(TINY.override({"norm": "batch", "drop_path": 0.1})).train(training)

@@ -87,7 +87,7 @@ def test_awkward_labels_are_escaped(name: str, markdown: str, latex: str | None)
 
 @pytest.mark.parametrize("name", ["=1+1", "+SUM(A1)", "-2+3", "@cmd"])
 def test_csv_cells_are_never_formulas(name: str) -> None:
-    """What a user names a method, or a domain, is text for a spreadsheet; gains stay numbers."""
+    """Names that users give are text for a spreadsheet; gains stay numbers."""
     table = accuracy_table(group_of(cell("source", "fog", 0.5), cell(name, "fog", 0.4)))
     rows = list(csv.reader(io.StringIO(to_csv(table))))
     assert rows[2] == ["'" + name, "40.0", "-10.0"]

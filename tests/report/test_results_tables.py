@@ -55,7 +55,7 @@ def cells_of(setting: str, accuracy: Accuracy) -> list[Cell]:
 
 
 def pages(folder: Path, cells: list[Cell], *flags: str, absent: int = 0) -> dict[str, str]:
-    """What the script writes for these cells, the last `absent` of them only planned."""
+    """The page for these cells, the last `absent` of them only planned."""
     with ResultStore(folder / "store.sqlite") as store:
         store.plan([cell.key for cell in cells], labels={cell.key: cell.label for cell in cells})
         for cell in cells[: len(cells) - absent]:

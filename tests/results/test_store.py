@@ -367,7 +367,7 @@ def replace_by_text(path: Path) -> None:
 @pytest.mark.parametrize("lose", [Path.unlink, remove, replace_by_text], ids=["unlinked", "removed", "replaced"])
 @pytest.mark.parametrize("moment", ["finish", "heartbeat", "close"])
 def test_a_store_lost_during_a_run_is_saved_beside(path: Path, lose: Callable[[Path], None], moment: str) -> None:
-    """What was recorded before and what is recorded now both survive in a new file."""
+    """Old and new records both survive in a new file."""
     store, second = ResultStore(path), replace(KEY, seed=1)
     store.finish(KEY, RESULT, PROVENANCE, label="mine")
     store.claim(second)

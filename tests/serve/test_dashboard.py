@@ -1,4 +1,4 @@
-"""What the live page asks for: what is new, curves, and thumbnails of network input."""
+"""Requests of the live page: new points, curves, and thumbnails of network input."""
 
 from __future__ import annotations
 

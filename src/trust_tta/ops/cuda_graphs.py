@@ -344,7 +344,7 @@ def has_hooks(network: nn.Module) -> bool:
 
 
 def settings(network: nn.Module) -> Hashable:
-    """What the kernels of a pass may depend on: classes, plain attributes, and the kinds of tensors."""
+    """Everything that decides the kernels of a pass: classes, plain attributes, and the kinds of tensors."""
     return tuple(
         (
             type(module),

@@ -220,7 +220,7 @@ class Api:
         return Response(read_asset(name, room="serve"), media_type=kind)
 
     async def live(self, request: Request) -> Response:
-        """What the page does not show yet: what is newer than `since`, in seconds since 1970."""
+        """The points and events newer than `since`, in seconds since 1970, for the live page."""
         try:
             since = float(request.query_params.get("since", "0"))
         except ValueError:

@@ -151,7 +151,7 @@ class Dashboard:
             return {name: view.summary() for name, view in self._views.items()}
 
     def since(self, moment: float) -> dict[str, Any]:
-        """What the page shows that is newer than a time in seconds since 1970, and the names of all streams."""
+        """Points and events of the page newer than a time in seconds since 1970, and the names of all streams."""
         with self._lock:
             streams = [
                 view.summary()
