@@ -37,7 +37,7 @@ def test_it_runs_on_what_ships(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert main(["demo", "--task", "segmentation", "--images", "4", "--out", str(tmp_path / "demo")]) == 0
     assert "Pictures" in (tmp_path / "demo" / "report.html").read_text()
-    assert "on CamVid's test pictures" in capsys.readouterr().out
+    assert "CamVid's test pictures: 1 corruption, 4 images each" in capsys.readouterr().out
     with ResultStore(tmp_path / "demo" / "results.sqlite") as store:
         found = {cell.key.method: cell.result.accuracy for cell in store.results()}
     assert set(found) == {"source", "bn", "trust"}

@@ -42,6 +42,7 @@ def run(arguments: Namespace) -> None:
     from trust_tta.report.formats import verdict
     from trust_tta.report.model import read_report
     from trust_tta.report.page import write_page
+    from trust_tta.report.text import counted
 
     changes = {"store": str(out / "results.sqlite"), "data": {"limit": images} if images else {}}
     with as_file(files("trust_tta").joinpath("assets", f"demo_{arguments.task}.toml")) as path:
@@ -50,10 +51,10 @@ def run(arguments: Namespace) -> None:
         first = first.changed(stream=first.stream.changed(seeds=tuple(range(seeds))))
     parts, data = [first, *others], first.data
     images_of = "CIFAR-10 test images" if data.dataset == "sample" else "CamVid's test pictures"
-    say(f"{images_of}: {len(data.domains or ())} corruptions, {data.limit} images each")
+    say(f"{images_of}: {counted(len(data.domains or ()), 'corruption')}, {data.limit} images each")
     for part in parts:
-        methods, count = ", ".join(method.name for method in part.methods), len(part.stream.seeds)
-        say(f"  {part.model.checkpoint}: {methods}; {count} seed{'s' * (count > 1)}")
+        methods = ", ".join(method.name for method in part.methods)
+        say(f"  {part.model.checkpoint}: {methods}; {counted(len(part.stream.seeds), 'seed')}")
     # So small a network does not fill several cores, but it fills one: hence a process per core.
     processes = min(MAX_PROCESSES, torch.get_num_threads()) if choose_device(first.device).type == "cpu" else 1
     cells, problems = run_parts(parts, engine=local_engine(processes))

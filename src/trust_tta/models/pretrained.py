@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -147,6 +147,15 @@ _NANO = Pretrained(
     sha256="16a0a9d531deb58eb9eb94d332b64d568a98fe80776cab4847ce9a911487226b",
 )
 
+_NANO_LAYERNORM = replace(
+    _NANO,
+    name="vmamba_nano_layernorm_cifar10",
+    file="vmamba_nano_layernorm_cifar10.safetensors",
+    accuracy=93.02,
+    norm="layer",
+    sha256="c38d8916da6b47eb5965e2263de54b94a557c63a53bc71798b21a55594967daf",
+)
+
 _CAMVID = Pretrained(
     name="upernet_vmamba_nano_camvid",
     variant="upernet_vmamba_nano",
@@ -161,7 +170,7 @@ _CAMVID = Pretrained(
 
 
 def _entries() -> Iterator[Pretrained]:
-    yield from (_NANO, _CAMVID)
+    yield from (_NANO, _NANO_LAYERNORM, _CAMVID)
     for (address, license), rows in _PUBLISHED.items():
         for variant, path, accuracy in rows:
             folder, _, file = path.rpartition("/")

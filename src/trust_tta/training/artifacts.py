@@ -133,10 +133,11 @@ def model_card(
     """
     settings = _rows({key: str(value) for key, value in record["recipe"].items()})
     scores = _rows({key: f"{100 * value:.2f} %" for key, value in record["accuracy"].items()})
+    changes = ", ".join(f"{key} = {value}" for key, value in record.get("overrides", {}).items())
     hashes = "\n".join(f"sha256 of the uint8 pixels, {part}: `{sha}`" for part, sha in record["data_sha256"].items())
     return f"""# {name}
 
-A `{record["model"]}` trained on {data}. License of the weights: {license}.
+A `{record["model"]}`{changes and f" with {changes}"} trained on {data}. License of the weights: {license}.
 
 Stored as fp16 safetensors with running statistics in float32; loads into a float32 network.
 sha256 of the file: `{record["sha256"]}`

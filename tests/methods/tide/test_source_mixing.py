@@ -71,7 +71,7 @@ def test_share_is_near_zero_without_a_shift(images: int) -> None:
 def test_share_is_near_one_after_a_large_shift(shift: float, scale: float) -> None:
     statistics, norm = mixing_norm()
     feed(statistics, maps(64, norm, shift=shift, scale=scale))
-    assert float(norm.share) > 0.95
+    assert float(norm.share) > 0.9
 
 
 def test_share_grows_with_the_evidence_for_a_small_shift() -> None:
@@ -127,7 +127,7 @@ def test_each_group_has_a_share_of_its_own() -> None:
         norm(x)
     shares = norm.group_share.tolist()
     assert shares[0] < 0.2
-    assert shares[1] > 0.95
+    assert shares[1] > 0.9
     assert shares[2:] == [0] * len(shares[2:])
 
 

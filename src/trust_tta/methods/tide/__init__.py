@@ -11,7 +11,7 @@ p_i be the mean probability of the two views of image i, and n the images of the
    in the proportion a : 1 - a. With the channel means and mean squares t_i of image i in units of the source, their
    mean t over the n images of the stream, the mean squared distance V of the t_i to t, and D = |t - t_source|^2,
 
-       a  =  D / (D + 4 V / (n - 1) + 0.01).
+       a  =  D / (D + 4 V / (n - 1) + 0.02).
 3. **Domain clusters** (`domain_clusters.py`). Where the descriptions of the images vary more than those of one domain,
    k-means finds C = 8 clusters, and each BatchNorm keeps statistics for each of them; else C = 1.
 4. **Class prior** (`class_prior.py`). With the mean b of the centered log-probabilities z_i over the stream, which
@@ -19,7 +19,7 @@ p_i be the mean probability of the two views of image i, and n the images of the
 
        log prediction_i  =  z_i - a b + w log pi_i + const,        w = c / (c + 0.05),
 
-   where a is the share of source mixing with D = |b|^2, V the variance of the z_i, and 0.05 (D + V) in place of 0.01,
+   where a is the share of source mixing with D = |b|^2, V the variance of the z_i, and 0.05 (D + V) in place of 0.02,
    and c is the autocorrelation of the predictions along the stream, less what chance gives. pi is found by expectation
    maximization. In a mixed stream, b is that of the image's cluster.
 5. **Loss**. The mutual information of images and classes, L = - 1/n sum_i KL(p_i || q), for the geometric mean p_i of

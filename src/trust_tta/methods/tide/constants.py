@@ -14,7 +14,7 @@ class TideConstants:
     # Stream statistics of the BatchNorms
     stream_memory: float = 10240.0  # long enough for a run of each class; new domains cut it
     standard_errors: float = 2.0  # of chance that a shift is weighed against: noise adds up over layers
-    clean_distance: float = 0.01  # squared distance that clean images have; 0.001 to 0.02 in a ResNet and a VMamba
+    clean_distance: float = 0.02  # squared distance that clean images have; 0.001 to 0.02 in a ResNet and a VMamba
 
     # Shift detector
     recent_images: float = 16.0  # neighbors in the stream: averages out single images; half as many survive a shift
