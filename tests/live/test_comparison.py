@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trust_tta.live.comparison import DISCOUNT, MIN_PAIRS, PRIOR, RATE, Comparison
+from trust_tta.live.comparison import DISCOUNT, MIN_EXCESS, MIN_PAIRS, PRIOR, RATE, Comparison
 
 CLASSES = 10
 RNG = np.random.default_rng(0)
@@ -72,13 +72,51 @@ def test_other_images_begin_in_doubt_again(change: str) -> None:
     assert comparison.compared == 64
 
 
-def test_in_runs_of_labels_the_source_keeps_most_of_the_weight() -> None:
-    """Batch statistics spread the predictions of every batch, which says nothing in their favor."""
-    comparison = Comparison()
-    for i in range(12):
-        comparison.add(even(64), np.full(64, i % CLASSES), np.full(64, -0.3), classes=CLASSES)
-        assert comparison.weight == pytest.approx(1 / (1 + math.exp(PRIOR)))
+def in_runs(adapted: Any, *, right: float = 0.7) -> tuple[Comparison, list[float]]:
+    """Comparison and its weights over runs of a class each, of which the source predicts a fraction `right`."""
+    comparison, weights = Comparison(), []
+    for i in range(24):
+        label = np.full(64, i // 2 % CLASSES)
+        source = np.where(RNG.random(64) < right, label, even(64))
+        comparison.add(adapted(label), source, -0.3 + 0.1 * RNG.standard_normal(64), classes=CLASSES)
+        weights.append(comparison.weight)
     assert comparison.in_runs
+    return comparison, weights
+
+
+@pytest.mark.parametrize("spread", [True, False], ids=["over all classes", "over none"])
+def test_in_runs_of_labels_the_source_leads_where_the_adapted_network_makes_batches_alike(spread: bool) -> None:
+    comparison, weights = in_runs(lambda label: even(64) if spread else np.zeros(64, int))
+    assert max(weights[12:]) < 0.01
+    assert comparison.weight < 0.01
+
+
+def test_in_runs_of_labels_an_adapted_network_that_is_right_leads_without_an_alarm() -> None:
+    comparison, weights = in_runs(lambda label: np.where(RNG.random(64) < 0.9, label, even(64)))
+    assert np.mean(weights[12:]) > 0.9
+    assert comparison.test.peak < 10
+
+
+def test_evidence_in_runs_compares_equal_pairs_inside_of_blocks_and_across() -> None:
+    comparison, _ = in_runs(lambda label: np.where(RNG.random(64) < 0.9, label, even(64)))
+    counts = [np.split(total[3:], 2) for _, total in comparison._runs.entries]
+    excess = []
+    for kind in range(2):
+        pairs = {True: [0, 0], False: [0, 0]}  # inside: equal, all
+        images = [(b, c) for b, block in enumerate(counts) for c, n in enumerate(block[kind]) for _ in range(int(n))]
+        for i, (block, label) in enumerate(images):
+            for other, other_label in images[:i]:
+                pairs[block == other][0] += label == other_label
+                pairs[block == other][1] += 1
+        excess.append(pairs[True][0] / pairs[True][1] - pairs[False][0] / pairs[False][1])
+    assert comparison.evidence == pytest.approx(math.log((excess[1] + MIN_EXCESS) / (excess[0] + MIN_EXCESS)))
+
+
+def test_blocks_of_few_classes_do_not_enter_the_test() -> None:
+    comparison = Comparison()
+    feed(comparison, lambda n: np.zeros(n, int), few)
+    assert comparison.test.peak == 1
+    assert comparison.weight < 0.01
 
 
 @pytest.mark.parametrize("runs", [False, True])

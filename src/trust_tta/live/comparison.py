@@ -7,7 +7,9 @@ most of the weight.
 
 Labels that come in runs also make the source predict few classes, and statistics of a batch then spread predictions
 over classes that are not there. Where the source's classes are few, evidence therefore counts only once a second batch
-has shown the same ones; where they often change, it does not count.
+has shown the same ones, and never for the test. Where they often change, labels come in runs, and the evidence is
+another: how much more often each network predicts one class for two images of a block than for images of two blocks.
+Adaptation that harms makes the blocks alike.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ MAX_EQUAL = 0.25  # pairs of the source's predictions that are equal, above whic
 GROUPS = 16  # of classes, in which changes are found: of a thousand, few images have the same
 RECENT, MIN_CHANGES = 16, 3  # compared batches, and those of other classes than before that make runs of labels
 MIN_WEIGHT, MAX_WEIGHT = 0.05, 0.95  # beyond which one network predicts alone
+RUN_IMAGES = 1024  # of which pairs inside of blocks and across are compared where labels come in runs
+MIN_EXCESS = 0.02  # added to the share of equal pairs inside of blocks less that across: less is no evidence
 HARMLESS = 0.005  # share of different predictions that needs no mixture
 
 
@@ -70,6 +74,7 @@ class Comparison:
         self._tolerance = tolerance
         self._window = Window(COMPARED_IMAGES)  # of blocks
         self._changes: deque[bool] = deque(maxlen=RECENT)
+        self._runs = Window(RUN_IMAGES)  # of blocks, also of before the images changed
         self._pending = NO_ROWS  # adapted and source class, log confidence of images that do not fill a block yet
 
     def add(self, adapted: NDArray[Any], source: NDArray[Any], log_confidence: NDArray[Any], *, classes: int) -> bool:
@@ -90,9 +95,12 @@ class Comparison:
             self.forget()
         for block, total in zip(blocks, totals, strict=True):
             self._window.add(len(block), total)
-            self.test.add((spread_difference(block[:, :2].astype(np.int64), classes) - self._tolerance) / TEST_SCALE)
+            self._runs.add(len(block), total)
+            if equal_pairs(_counts(total)[1]) <= MAX_EQUAL:
+                pairs = block[:, :2].astype(np.int64)
+                self.test.add((spread_difference(pairs, classes) - self._tolerance) / TEST_SCALE)
         self.batches += 1
-        self.evidence = self._compare_pairs()
+        self.evidence = self._compare_blocks() if self.in_runs else self._compare_pairs()
         self.total = DISCOUNT * self.total + min(max((self.evidence or 0.0) / EVIDENCE_SCALE, -1.0), 1.0)
         return changed
 
@@ -131,13 +139,24 @@ class Comparison:
         None while that may be due to labels.
         """
         counts = np.array([total[3:] for _, total in self._window.entries])
-        sums, images = counts.sum(0).reshape(2, -1), self._window.images
-        few = (sums[1] @ sums[1] - images) / (images * (images - 1)) > MAX_EQUAL
-        if len(counts) < 2 or (few and self.in_runs) or ((few or self.in_runs) and self.batches < 2):
+        sums = counts.sum(0).reshape(2, -1)
+        few = equal_pairs(sums[1]) > MAX_EQUAL
+        if len(counts) < 2 or (few and self.batches < 2):
             return None
         inside = np.square(counts).sum(0).reshape(2, -1).sum(1)
         ours, theirs = (np.square(sums).sum(1) - inside) / 2 + MIN_PAIRS
         return math.log(ours / theirs)
+
+    def _compare_blocks(self) -> float | None:
+        """Log of how much more often the source predicts one class inside of blocks than across, over the adapted's."""
+        counts = np.array([total[3:] for _, total in self._runs.entries])
+        counts, images = counts.reshape(len(counts), 2, -1), counts.sum(1) / 2
+        if len(counts) < 2:
+            return None
+        across = (np.square(counts.sum(0)) - np.square(counts).sum(0)).sum(1) / (images.sum() ** 2 - (images**2).sum())
+        inside = np.average(equal_pairs(counts), axis=0, weights=images)
+        ours, theirs = np.maximum(inside - across, 0) + MIN_EXCESS
+        return math.log(theirs / ours)
 
     @property
     def weight(self) -> float:
@@ -173,6 +192,7 @@ class Comparison:
     def start_over(self) -> None:
         """Begin the test anew, for another state of the method."""
         self.forget()
+        self._runs.clear()
         self.test, self._pending = HarmTest(), NO_ROWS
 
     def state(self) -> dict[str, Any]:
@@ -183,6 +203,7 @@ class Comparison:
             "batches": self.batches,
             "window": self._window.state(),
             "changes": list(self._changes),
+            "runs": self._runs.state(),
             "pending": torch.from_numpy(self._pending.copy()),
         }
 
@@ -196,11 +217,12 @@ class Comparison:
         changes, pending = state["changes"], state["pending"]
         if not isinstance(changes, list) or len(changes) > RECENT or any(type(c) is not bool for c in changes):
             raise StateError(f"the snapshot's changes are {show(changes)}; at most {RECENT} bools are wanted")
-        Window.check_state("window", state["window"])
-        for _, values in state["window"]:
-            odd = values.dim() != 1 or len(values) < 5 or len(values) % 2 == 0
-            if odd or bool((values[1:] < 0).any()) or not float(values[3:].sum()) > 0:
-                raise StateError("the snapshot's window 'window' has a sum that is not one of predictions")
+        for name in ("window", "runs"):
+            Window.check_state(name, state[name])
+            for _, values in state[name]:
+                odd = values.dim() != 1 or len(values) < 5 or len(values) % 2 == 0
+                if odd or bool((values[1:] < 0).any()) or not float(values[3:].sum()) > 0:
+                    raise StateError(f"the snapshot's window '{name}' has a sum that is not one of predictions")
         shaped = isinstance(pending, Tensor) and pending.dtype == torch.float64 and pending.shape[1:] == (3,)
         if not shaped or len(pending) >= BLOCK or not bool(pending.isfinite().all() & (pending[:, :2] >= 0).all()):
             raise StateError(f"the snapshot's pending predictions are not a tensor of fewer than {BLOCK} rows of three")
@@ -209,6 +231,7 @@ class Comparison:
         self.test.load(state["test"])
         self.few_classes, self.total, self.batches = state["few_classes"], state["total"], state["batches"]
         self._window.load(state["window"])
+        self._runs.load(state["runs"])
         self._changes = deque(state["changes"], maxlen=RECENT)
         self._pending = state["pending"].numpy().copy()
 
@@ -227,6 +250,13 @@ def differs(means: Values, images: int, known: Values, known_images: int) -> boo
     ) / 2
     error = np.sqrt(np.maximum(variance, 1e-9) * (1 / images + 1 / known_images))
     return bool((np.abs(means[..., 0] - known[..., 0]) > MIN_CHANGE * error).any())
+
+
+def equal_pairs(counts: Values) -> Values:
+    """Shares (...) of the pairs of images that are predicted as one class, from counts (..., classes)."""
+    images = counts.sum(-1)
+    shares: Values = (np.square(counts).sum(-1) - images) / (images * (images - 1))
+    return shares
 
 
 def spread_difference(pairs: NDArray[Any], classes: int) -> float:

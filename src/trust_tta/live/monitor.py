@@ -33,6 +33,7 @@ MIN_MANY_CLASSES = 0.5  # the same, above which they are of many classes again
 NO_NORMS = 2 / 3  # times these where no statistics of norms tell few classes from a corruption
 # `SourceReference.depth_distances` of images of few classes: the middle one, and the last one over it.
 MAX_MIDDLE_DISTANCE, MIN_DEPTH_RATIO = 0.15, 3.0
+EARLIER_COMPARISON = {"test", "few_classes", "total", "batches", "window", "changes", "pending"}
 AMOUNTS = ("allowance", "credit", "passes", "spent")
 
 
@@ -235,4 +236,5 @@ def _is_earlier(state: Any) -> bool:
     if not isinstance(state, Mapping):
         return False
     comparison = state.get("comparison")
-    return "monitors" in state or (isinstance(comparison, Mapping) and "recent" in comparison)
+    keys = comparison.keys() if isinstance(comparison, Mapping) else set()
+    return "monitors" in state or "recent" in keys or keys == EARLIER_COMPARISON
