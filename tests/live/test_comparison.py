@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trust_tta.live.comparison import DISCOUNT, MIN_EXCESS, MIN_PAIRS, PRIOR, RATE, Comparison
+from trust_tta.live.comparison import DISCOUNT, MIN_EQUAL, MIN_PAIRS, PRIOR, RATE, Comparison
 
 CLASSES = 10
 RNG = np.random.default_rng(0)
@@ -85,10 +85,10 @@ def in_runs(adapted: Any, *, right: float = 0.7) -> tuple[Comparison, list[float
 
 
 @pytest.mark.parametrize("spread", [True, False], ids=["over all classes", "over none"])
-def test_in_runs_of_labels_the_source_leads_where_the_adapted_network_makes_batches_alike(spread: bool) -> None:
-    comparison, weights = in_runs(lambda label: even(64) if spread else np.zeros(64, int))
-    assert max(weights[12:]) < 0.01
-    assert comparison.weight < 0.01
+def test_in_runs_of_labels_the_source_keeps_most_of_the_weight(spread: bool) -> None:
+    """Batch statistics spread the predictions of every batch, which says nothing in their favor."""
+    _, weights = in_runs(lambda label: even(64) if spread else np.zeros(64, int), right=0.8)
+    assert max(weights[12:]) <= 1 / (1 + math.exp(PRIOR)) + 1e-9
 
 
 def test_in_runs_of_labels_an_adapted_network_that_is_right_leads_without_an_alarm() -> None:
@@ -100,7 +100,7 @@ def test_in_runs_of_labels_an_adapted_network_that_is_right_leads_without_an_ala
 def test_evidence_in_runs_compares_equal_pairs_inside_of_blocks_and_across() -> None:
     comparison, _ = in_runs(lambda label: np.where(RNG.random(64) < 0.9, label, even(64)))
     counts = [np.split(total[3:], 2) for _, total in comparison._runs.entries]
-    excess = []
+    ratios = []
     for kind in range(2):
         pairs = {True: [0, 0], False: [0, 0]}  # inside: equal, all
         images = [(b, c) for b, block in enumerate(counts) for c, n in enumerate(block[kind]) for _ in range(int(n))]
@@ -108,8 +108,9 @@ def test_evidence_in_runs_compares_equal_pairs_inside_of_blocks_and_across() -> 
             for other, other_label in images[:i]:
                 pairs[block == other][0] += label == other_label
                 pairs[block == other][1] += 1
-        excess.append(pairs[True][0] / pairs[True][1] - pairs[False][0] / pairs[False][1])
-    assert comparison.evidence == pytest.approx(math.log((excess[1] + MIN_EXCESS) / (excess[0] + MIN_EXCESS)))
+        inside, across = (pairs[same][0] / pairs[same][1] + MIN_EQUAL for same in (True, False))
+        ratios.append(inside / across)
+    assert comparison.evidence == pytest.approx(math.log(ratios[1] / ratios[0]))
 
 
 def test_blocks_of_few_classes_do_not_enter_the_test() -> None:

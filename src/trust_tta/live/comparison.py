@@ -7,9 +7,9 @@ most of the weight.
 
 Labels that come in runs also make the source predict few classes, and statistics of a batch then spread predictions
 over classes that are not there. Where the source's classes are few, evidence therefore counts only once a second batch
-has shown the same ones, and never for the test. Where they often change, labels come in runs, and the evidence is
-another: how much more often each network predicts one class for two images of a block than for images of two blocks.
-Adaptation that harms makes the blocks alike.
+has shown the same ones, and never for the test. Where they often change, it does not count, but other evidence may
+speak for the adapted network: that it predicts one class for two images of a block, rather than of two blocks, more
+often than the source does. Adaptation that harms makes the blocks alike.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ GROUPS = 16  # of classes, in which changes are found: of a thousand, few images
 RECENT, MIN_CHANGES = 16, 3  # compared batches, and those of other classes than before that make runs of labels
 MIN_WEIGHT, MAX_WEIGHT = 0.05, 0.95  # beyond which one network predicts alone
 RUN_IMAGES = 1024  # of which pairs inside of blocks and across are compared where labels come in runs
-MIN_EXCESS = 0.02  # added to the share of equal pairs inside of blocks less that across: less is no evidence
+MIN_EQUAL = 0.02  # added to shares of equal pairs: fewer are no evidence
+MIN_RUN_EVIDENCE = 0.15  # nats for the adapted network, below which blocks are no evidence in runs
 HARMLESS = 0.005  # share of different predictions that needs no mixture
 
 
@@ -100,7 +101,8 @@ class Comparison:
                 pairs = block[:, :2].astype(np.int64)
                 self.test.add((spread_difference(pairs, classes) - self._tolerance) / TEST_SCALE)
         self.batches += 1
-        self.evidence = self._compare_blocks() if self.in_runs else self._compare_pairs()
+        in_runs = self._compare_blocks() if self.in_runs else 0.0
+        self.evidence = in_runs if in_runs < -MIN_RUN_EVIDENCE else self._compare_pairs()
         self.total = DISCOUNT * self.total + min(max((self.evidence or 0.0) / EVIDENCE_SCALE, -1.0), 1.0)
         return changed
 
@@ -141,21 +143,21 @@ class Comparison:
         counts = np.array([total[3:] for _, total in self._window.entries])
         sums = counts.sum(0).reshape(2, -1)
         few = equal_pairs(sums[1]) > MAX_EQUAL
-        if len(counts) < 2 or (few and self.batches < 2):
+        if len(counts) < 2 or (few and self.in_runs) or ((few or self.in_runs) and self.batches < 2):
             return None
         inside = np.square(counts).sum(0).reshape(2, -1).sum(1)
         ours, theirs = (np.square(sums).sum(1) - inside) / 2 + MIN_PAIRS
         return math.log(ours / theirs)
 
-    def _compare_blocks(self) -> float | None:
+    def _compare_blocks(self) -> float:
         """Log of how much more often the source predicts one class inside of blocks than across, over the adapted's."""
         counts = np.array([total[3:] for _, total in self._runs.entries])
         counts, images = counts.reshape(len(counts), 2, -1), counts.sum(1) / 2
         if len(counts) < 2:
-            return None
+            return 0.0
         across = (np.square(counts.sum(0)) - np.square(counts).sum(0)).sum(1) / (images.sum() ** 2 - (images**2).sum())
         inside = np.average(equal_pairs(counts), axis=0, weights=images)
-        ours, theirs = np.maximum(inside - across, 0) + MIN_EXCESS
+        ours, theirs = (inside + MIN_EQUAL) / (across + MIN_EQUAL)
         return math.log(theirs / ours)
 
     @property
