@@ -106,16 +106,9 @@ def train(
     def score(candidate: nn.Module) -> float:
         return evaluate(candidate, *held_out, mean=mean, std=std, metric=task.metric, batch_size=batch_size)
 
-    fitted = fit(
-        network,
-        *images,
-        recipe,
-        task=task,
-        init=None if init is None else init.sha256,
-        state_path=folder / artifacts.STATE,
-        evaluate=score,
-        progress=progress,
-    )
+    start = None if init is None else init.sha256
+    file = folder / artifacts.STATE
+    fitted = fit(network, *images, recipe, task=task, init=start, state_path=file, evaluate=score, progress=progress)
     average = fitted.average
     accuracy = {"averaged weights": score(average)}
     recalibrate(average, images[0], mean=mean, std=std, forward=task.forward, batch_size=batch_size)
@@ -126,7 +119,7 @@ def train(
         data=data,
         hashes={"train": hash_array(images[0]), data.measured_on: hash_array(held_out[0])},
         preprocessing=preprocessing,
-        recipe=recipe.model_dump() | ({} if init is None else _provenance("init", init)),
+        recipe=recipe.model_dump() | _provenance("init", init),
         license=None if init is None else init.license,
     )
     history, seconds = [asdict(epoch) for epoch in fitted.history], time.perf_counter() - begun
@@ -182,7 +175,9 @@ def finetune(
     return Trained(model=model, folder=folder, record=record)
 
 
-def _provenance(role: str, checkpoint: Checkpoint) -> dict[str, str]:
+def _provenance(role: str, checkpoint: Checkpoint | None) -> dict[str, str]:
+    if checkpoint is None:
+        return {}
     return {role: Path(checkpoint.file or checkpoint.variant).name, f"{role}_sha256": checkpoint.sha256}
 
 
