@@ -157,6 +157,8 @@ source tent trust`, beside other programs, so that its times are not to be used;
 | two cores of a server CPU |
 | `scaling_h200.json` | `python benchmarks/scaling.py --seconds 0.1 --out scaling_h200.json` | one H200 |
 | `cpu_forward.json` | `python -m benchmarks.cpu_forward` | two cores of a server CPU |
+| what [halving and doubling](tables/tide_constants.md) each constant of tide costs \
+| `python -m benchmarks.tide_constants run`, `page` | the same |
 | `scaling_cpu.json` | `python benchmarks/scaling.py --device cpu --out scaling_cpu.json`; the orders and source's \
 pixels are of the commit that it names, the rest is of e1c93d6 | the same |
 | `profile_h200.json`, `profile_h200_b1.json` | `python benchmarks/profile_steps.py`, once for each dtype, batch 128; \

@@ -7,9 +7,9 @@ most of the weight.
 
 Labels that come in runs also make the source predict few classes, and statistics of a batch then spread predictions
 over classes that are not there. Where the source's classes are few, evidence therefore counts only once a second batch
-has shown the same ones, and never for the test. Where they often change, it does not count, but other evidence may
-speak for the adapted network: that it predicts one class for two images of a block, rather than of two blocks, more
-often than the source does. Adaptation that harms makes the blocks alike.
+has shown the same ones, and the test leaves out the next block. Where they often change, it does not count, but other
+evidence may speak for the adapted network: that it predicts one class for two images of a block, rather than of two
+blocks, more often than the source does. Adaptation that harms makes the blocks alike.
 """
 
 from __future__ import annotations
@@ -96,15 +96,22 @@ class Comparison:
             self.forget()
         for block, total in zip(blocks, totals, strict=True):
             self._window.add(len(block), total)
-            self._runs.add(len(block), total)
-            if equal_pairs(_counts(total)[1]) <= MAX_EQUAL:
+            if (
+                not self._last_block_is_of_few
+            ):  # by the block before, since a choice by this one would bias its evidence
                 pairs = block[:, :2].astype(np.int64)
                 self.test.add((spread_difference(pairs, classes) - self._tolerance) / TEST_SCALE)
+            self._runs.add(len(block), total)
         self.batches += 1
         in_runs = self._compare_blocks() if self.in_runs else 0.0
         self.evidence = in_runs if in_runs < -MIN_RUN_EVIDENCE else self._compare_pairs()
         self.total = DISCOUNT * self.total + min(max((self.evidence or 0.0) / EVIDENCE_SCALE, -1.0), 1.0)
         return changed
+
+    @property
+    def _last_block_is_of_few(self) -> bool:
+        """Whether the source predicted few classes for the last block."""
+        return bool(self._runs.entries) and bool(equal_pairs(_counts(self._runs.entries[-1][1])[1]) > MAX_EQUAL)
 
     def add_labels(self, adapted: NDArray[Any], source: NDArray[Any], labels: NDArray[Any]) -> None:
         """Add labels (n,) of images that both networks have predicted: exact evidence, at any later time."""
