@@ -22,7 +22,8 @@ def test_the_demo_ends_with_a_table_a_page_and_a_verdict(tmp_path: Path, capsys:
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.lstrip().lower().startswith("<!doctype html>")
     assert page.count("data:image/webp;base64,") == 8 * len(CORRUPTIONS)
-    assert last.startswith("On sample (online, severity 5")
+    assert last.startswith("demo: On sample (online, severity 5")
+    assert " demo, LayerNorm: On sample (online, severity 5" in last
     with ResultStore(tmp_path / "results.sqlite", create=False) as store:
         assert {(cell.key.method, cell.key.domain) for cell in store.results()} == {
             (method, corruption) for method in (*METHODS, "trust") for corruption in CORRUPTIONS

@@ -14,7 +14,7 @@ from trust_tta.atomic import write_whole
 from trust_tta.report.model import Report, ResultGroup, make_groups
 from trust_tta.report.summary import summarize
 from trust_tta.report.tables import Column, DataTable, Row, TableCell, accuracy_table, cost_table, notes
-from trust_tta.report.text import safe
+from trust_tta.report.text import safe, safe_line
 from trust_tta.results import Cell
 from trust_tta.results.display import MISSING
 from trust_tta.results.export import csv_text
@@ -114,8 +114,11 @@ def tables_text(group: ResultGroup) -> str:
 
 
 def verdict(cells: Sequence[Cell]) -> str:
-    """The best method and its margin, in two sentences a group."""
-    return " ".join(sentence for group in make_groups(cells) for sentence in summarize(group)[:2])
+    """The best method and its margin, in two sentences a group; of several experiments, each after its name."""
+    groups = make_groups(cells)
+    several = len({group.experiment for group in groups}) > 1
+    names = [f"{safe_line(group.experiment)}: " if several else "" for group in groups]
+    return " ".join(name + " ".join(summarize(group)[:2]) for name, group in zip(names, groups, strict=True))
 
 
 def _shown(cell: TableCell) -> str:
