@@ -30,8 +30,15 @@ from torch import Tensor, nn
 import trust_tta as tt
 from trust_tta.atomic import write_whole
 from trust_tta.data import load_sample
-from trust_tta.live import comparison
-from trust_tta.live.comparison import BLOCK, MAX_EQUAL, MIN_PAIRS, TEST_SCALE, TEST_TOLERANCE, spread_difference
+from trust_tta.live.comparison import (
+    BLOCK,
+    MAX_EQUAL,
+    MIN_PAIRS,
+    TEST_SCALE,
+    TEST_TOLERANCE,
+    equal_pairs,
+    spread_difference,
+)
 from trust_tta.live.sequential_test import HarmTest
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -181,7 +188,7 @@ def evidence_windows(logits: list[tuple[Any, Any]], batches: list[dict[str, Any]
         uncertain = float(np.mean([_entropy(p) for p in pa]) - np.mean([_entropy(p) for p in ps]))
         hard = [_entropy(np.bincount(z.argmax(1), minlength=z.shape[1]) / size) for z in (a, s)]
         values = (
-            equal_pairs(a.argmax(1), s.argmax(1), a.shape[1]),
+            pair_evidence(a.argmax(1), s.argmax(1), a.shape[1]),
             hard[1] - hard[0],
             soft,
             soft + uncertain,
@@ -193,7 +200,7 @@ def evidence_windows(logits: list[tuple[Any, Any]], batches: list[dict[str, Any]
     return found
 
 
-def equal_pairs(adapted: NDArray[Any], source: NDArray[Any], classes: int) -> float:
+def pair_evidence(adapted: NDArray[Any], source: NDArray[Any], classes: int) -> float:
     """Log of how many pairs of images the adapted network predicts as one class, over the source's: the guard's."""
     counts = [np.bincount(each, minlength=classes) for each in (adapted, source)]
     pairs = [float((c * (c - 1)).sum()) / 2 + MIN_PAIRS for c in counts]
@@ -319,7 +326,7 @@ def false_alarms(cells: list[dict[str, Any]], *, streams: int = 100, batches: in
                 tolerance = 0.0 if kind == "same" else TEST_TOLERANCE
                 if not few:  # as in `Comparison.add`
                     test.add((spread_difference(drawn, 10) - tolerance) / TEST_SCALE)
-                few = bool(comparison.equal_pairs(np.bincount(drawn[:, 1], minlength=10).astype(float)) > MAX_EQUAL)
+                few = bool(equal_pairs(np.bincount(drawn[:, 1], minlength=10).astype(float)) > MAX_EQUAL)
             peaks.append(test.peak)
         shares = [f"{sum(p >= 1 / a for p in peaks)} of {len(peaks)}" for a in (0.1, 0.05, 0.01)]
         rows.append([kind, f"{batches} batches", *shares])

@@ -26,7 +26,7 @@ from trust_tta.report.text import safe_line
 
 # To add a command: write trust_tta/cli/<name>.py with the members of `Command`, and describe it here in one line.
 COMMANDS = {
-    "demo": "see it work: a shipped VMamba on shipped images, four corruptions, five methods, a table and a report",
+    "demo": "see it work: the shipped VMambas on shipped images, four corruptions, five methods, tables and a report",
     "bench": "run methods on the domains of a data set, resumable, into a results store",
     "rank": "rank the 24 scan orders by entropy on given data, by default on 256 images per domain",
     "paper": "list the tables and figures of the TRUST paper, or run them and write a report of each",

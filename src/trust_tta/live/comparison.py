@@ -96,9 +96,7 @@ class Comparison:
             self.forget()
         for block, total in zip(blocks, totals, strict=True):
             self._window.add(len(block), total)
-            if (
-                not self._last_block_is_of_few
-            ):  # by the block before, since a choice by this one would bias its evidence
+            if not self._last_block_is_of_few:  # a choice by this block would bias its evidence
                 pairs = block[:, :2].astype(np.int64)
                 self.test.add((spread_difference(pairs, classes) - self._tolerance) / TEST_SCALE)
             self._runs.add(len(block), total)

@@ -16,13 +16,7 @@ from trust_tta.live.comparison import MIN_WEIGHT
 from trust_tta.live.guard import Action, Event, EventKind, Guard
 from trust_tta.live.monitor import Monitor
 from trust_tta.live.snapshots import Folder, Memory, Snapshot, check_number
-from trust_tta.live.stream_statistics import (
-    ImageStats,
-    Mask,
-    Reading,
-    find_broken,
-    image_stats,
-)
+from trust_tta.live.stream_statistics import ImageStats, Mask, Reading, find_broken, image_stats
 from trust_tta.methods.base import Method
 from trust_tta.methods.validation import all_finite
 from trust_tta.ops.segmentation_logits import Logits, upsample

@@ -93,7 +93,7 @@ def fit(
     samples = _load(images, labels, recipe, task, next(model.parameters()).device)
     run = _start(model, recipe, task)
     path = Path(state_path) if state_path is not None else None
-    identity = identify(model, images, labels, recipe) | ({} if init is None else {"init": init}) if path else {}
+    identity = identify(model, images, labels, recipe) | {"init": init} if path else {}
     if path and path.is_file():
         state = load_state(path, identity, samples.images.device)
         run.model.load_state_dict(state["model"])
@@ -260,7 +260,9 @@ def _step(run: _Run[Model], inputs: Tensor, targets: Tensor, recipe: R, task: Ta
 # the state of an unfinished run, on disk
 
 
-def identify(model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], recipe: Recipe) -> dict[str, str]:
+def identify(
+    model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], recipe: Recipe
+) -> dict[str, str | None]:
     """Values that must be equal to resume a run: the recipe's fields, the data, the network's shapes."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     return {
@@ -271,14 +273,14 @@ def identify(model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], 
     }
 
 
-def save_state(path: Path, state: Mapping[str, Any], identity: Mapping[str, str]) -> None:
+def save_state(path: Path, state: Mapping[str, Any], identity: Mapping[str, str | None]) -> None:
     """Write tensors and plain values; a crash leaves the last complete state."""
     content = io.BytesIO()  # written as bytes, so that a full disk is reported as such
     torch.save({"format": _FORMAT, "identity": dict(identity), **state}, content)
     write_whole(path, content.getbuffer())
 
 
-def load_state(path: Path, identity: Mapping[str, str], device: torch.device) -> dict[str, Any]:
+def load_state(path: Path, identity: Mapping[str, str | None], device: torch.device) -> dict[str, Any]:
     """Read a state of `save_state`; a state of another run is refused with the differences."""
     try:
         state: Any = torch.load(path, map_location=device, weights_only=True)
@@ -288,10 +290,7 @@ def load_state(path: Path, identity: Mapping[str, str], device: torch.device) ->
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise CheckpointError(f"'{path}' is not a training state of this version; delete it or give another folder")
     saved = state["identity"]
-    keys = [*identity, *({"init"} & saved.keys() - identity.keys())]
-    changed = [
-        f"{key} was {saved.get(key)}, is {identity.get(key)}" for key in keys if saved.get(key) != identity.get(key)
-    ]
+    changed = [f"{key} was {saved.get(key)}, is {value}" for key, value in identity.items() if saved.get(key) != value]
     if changed:
         raise StateError(
             f"'{path}' belongs to another run: {'; '.join(changed)}; give another folder, or delete this file"
