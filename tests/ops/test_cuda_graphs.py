@@ -210,10 +210,10 @@ def test_replayed_gradients_of_every_network(family: str, low: bool) -> None:
         return [logits.detach().clone(), *(g.clone() for g in gradients)]
 
     for images, directions in zip(batches(4), cycle(network.direction_table), strict=False):
-        for got, wanted in zip(
-            differentiate(call, images, directions), differentiate(network, images, directions), strict=True
-        ):
-            assert (got - wanted).abs().max() <= (2e-2 if low else 1e-3) * wanted.abs().max()
+        expected = differentiate(network, images, directions)
+        zero = 1e-6 * max(float(wanted.abs().max()) for wanted in expected)  # of a bias before a norm: rounding errors
+        for got, wanted in zip(differentiate(call, images, directions), expected, strict=True):
+            assert (got - wanted).abs().max() <= (2e-2 if low else 1e-3) * wanted.abs().max() + zero
     assert (len(call.graphs), call.failed) == (1, False)
 
 

@@ -160,7 +160,7 @@ def _blocks(
 def _finish(partial: Tensor, x: Tensor, first: Tensor, second: Tensor, rows: int, **flag: bool) -> None:
     channels = x.shape[1]
     finish_kernel[(ceil_div(channels, 16),)](
-        partial, x, first, second, partial.shape[1], 1 / rows, CHANNELS=channels, BLOCK_P=64, BLOCK_C=16, num_warps=4,
+        partial, x, first, second, partial.shape[1], channels, 1 / rows, BLOCK_P=64, BLOCK_C=16, num_warps=4,
         enable_fp_fusion=True, **flag,
     )  # fmt: skip
 
@@ -215,22 +215,22 @@ def sum_kernel(
     tl.store(p_partial + (parts + i_part) * CHANNELS + o_c, tl.sum(b_second, 0), mask=m_c)
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit(do_not_specialize=["parts", "channels"])
 def finish_kernel(
-    p_partial, p_x, p_first, p_second, parts, share,
-    CHANNELS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BACKWARD: tl.constexpr,
+    p_partial, p_x, p_first, p_second, parts, channels, share,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """Both sums of a block of channels; forward the mean and the variance."""
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_c = o_c < CHANNELS
+    m_c = o_c < channels
     b_first = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
     b_second = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
     for i_p in range(0, parts, BLOCK_P):
         o_p = i_p + tl.arange(0, BLOCK_P)
         mask = (o_p < parts)[:, None] & m_c[None, :]
-        o_x = o_p[:, None] * CHANNELS + o_c[None, :]
+        o_x = o_p[:, None] * channels + o_c[None, :]
         b_first += tl.load(p_partial + o_x, mask=mask, other=0.0)
-        b_second += tl.load(p_partial + parts * CHANNELS + o_x, mask=mask, other=0.0)
+        b_second += tl.load(p_partial + parts * channels + o_x, mask=mask, other=0.0)
     b_one = tl.sum(b_first, 0)
     b_two = tl.sum(b_second, 0)
     if not BACKWARD:

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+
+from trust_tta import __version__
 
 try:
     from triton.runtime._async_compile import AsyncCompileMode
@@ -42,7 +43,7 @@ def compile_ahead(work: Callable[[], object], like: Tensor, kind: str) -> None:
     if AsyncCompileMode is None:
         return
     device = torch.cuda.get_device_name(like.device) if like.is_cuda else "cpu"
-    facts = repr((kind, device, triton.__version__, version("trust-tta")))
+    facts = repr((kind, device, triton.__version__, __version__))
     note = Path(knobs.cache.dir, f"trust_tta-{hashlib.sha256(facts.encode()).hexdigest()[:32]}")
     if note.exists():
         return

@@ -41,7 +41,7 @@ def prepare(weight: Tensor, *, rows: int, transposed: bool = False) -> Weight:
     high, low = weight.new_empty((2, rows, columns))
     with torch.cuda.device_of(weight):
         split_kernel[(ceil_div(rows, 32), ceil_div(columns, 32))](
-            weight, high, low, *weight.stride(), ROWS=rows, COLUMNS=columns, BLOCK=32, enable_fp_fusion=True
+            weight, high, low, rows, columns, *weight.stride(), BLOCK=32, enable_fp_fusion=True
         )
     return Weight(high, low)
 
@@ -147,18 +147,16 @@ def choose_tile(
     return rows, min(most, max(16, power_of_two(columns))), block_k, warps, stages
 
 
-@triton.jit
-def split_kernel(
-    p_w, p_high, p_low, stride_n, stride_k, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
-):
+@triton.jit(do_not_specialize=["rows", "columns"])
+def split_kernel(p_w, p_high, p_low, rows, columns, stride_n, stride_k, BLOCK: tl.constexpr):
     """A tile of both parts of a weight."""
     o_n = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
     o_k = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    mask = (o_n < ROWS) & (o_k < COLUMNS)
+    mask = (o_n < rows) & (o_k < columns)
     b_w = tl.load(p_w + o_n * stride_n + o_k * stride_k, mask=mask)
     b_high = tf32_high(b_w)
-    tl.store(p_high + o_n * COLUMNS + o_k, b_high, mask=mask)
-    tl.store(p_low + o_n * COLUMNS + o_k, b_w - b_high, mask=mask)
+    tl.store(p_high + o_n * columns + o_k, b_high, mask=mask)
+    tl.store(p_low + o_n * columns + o_k, b_w - b_high, mask=mask)
 
 
 @triton.jit
