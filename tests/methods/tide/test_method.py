@@ -168,6 +168,26 @@ def test_a_mirrored_batch_has_the_same_prediction() -> None:
         assert torch.allclose(one(images), other(images.flip(-1)), atol=1e-4)
 
 
+class RawPixels(nn.Module):
+    """A small ConvNet that takes images of so many units for each of its own."""
+
+    def __init__(self, units: float) -> None:
+        super().__init__()
+        self.network, self.units = convnet(), units
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images / self.units)  # type: ignore[no-any-return]
+
+
+def test_a_network_for_pixels_of_0_to_255_adapts_as_one_for_normalized_images() -> None:
+    found = []
+    for units in (1.0, 64.0):
+        method = make("tide", RawPixels(units))
+        found.append([method(units * (0.5 + 3 * images)) for images in batches(3)])
+        assert not method.statistics.mixed
+    assert all(map(torch.equal, *found))
+
+
 def test_a_loss_that_is_not_finite_moves_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     method: Tide = make("tide", vmamba())
     first, second = batches(2)

@@ -54,6 +54,11 @@ def test_images_of_any_size_are_described(size: tuple[int, int], channels: int) 
     assert features.isfinite().all()
 
 
+def test_descriptions_do_not_depend_on_the_units_of_pixels() -> None:
+    images, _ = shipped()
+    assert torch.equal(describe(64 * images[:N]), describe(images[:N]))
+
+
 @pytest.mark.parametrize("batch", [4, N, 64])
 def test_runs_of_one_class_are_no_shift(batch: int) -> None:
     images, labels = shipped()
