@@ -140,6 +140,12 @@ WORLDS = {
         limit=500,
         scans=False,
     ),
+    "mambavision": World(
+        "MambaVision, CIFAR-10 at 64 pixels", {"checkpoint": "{networks}/mambavision_cifar10.safetensors"}, CIFAR10
+    ),
+    "efficientvmamba": World(
+        "EfficientVMamba, CIFAR-10", {"checkpoint": "{networks}/efficientvmamba_cifar10.safetensors"}, CIFAR10
+    ),
     "groupmamba": World("GroupMamba, CIFAR-10", {"checkpoint": "{networks}/groupmamba_cifar10.safetensors"}, CIFAR10),
     "pacs": World(
         "VMamba nano, PACS",
