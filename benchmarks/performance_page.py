@@ -149,8 +149,8 @@ def scaling_section(name: str) -> list[str]:
     record = optional_record(name)
     if record is None:
         return []
-    lines = ["| axis | work | milliseconds per image | exponent | steepest step | memory ends at |"]
-    lines.append("| --- " * 6 + "|")
+    lines = ["| axis | work | ms per image, at both ends | exponent | memory ends at |"]
+    lines.append("| --- " * 5 + "|")
     for grown in record["grown"]:
         rows = [r for r in record["rows"] if (r["part"], r["work"]) == (grown["part"], grown["work"])]
         lines.append(f"| {' | '.join(scaling_cells(grown, rows, record['device_bytes']))} |")
@@ -158,31 +158,24 @@ def scaling_section(name: str) -> list[str]:
     return [
         "### How it grows",
         f"`{plan['model']}` in {plan['dtype']}. The batch grows at {plan['size']} pixels, the pixels at batch "
-        f"{plan['batch']}, the orders at batch {plan['few']}. Exponents are fitted over the upper half of an axis, "
-        "where the device is full: 1 is linear in the step, a constant cost per image; the steepest step is that "
-        "between two neighbors anywhere. Where the memory ends follows from the least and the most of an axis."
-        + (" Points that are not listed were not measured." if len(record["rows"]) < count_points(plan) else ""),
+        f"{plan['batch']}, the orders at batch {plan['few']}. Exponents are fitted over the upper half of an axis; with "
+        "1 the cost per image is constant. Where the memory ends is extrapolated from both ends of an axis.",
         "\n".join(lines),
     ]
-
-
-def count_points(plan: dict[str, Any]) -> int:
-    """Of `benchmarks/scaling.py`: the orders, and three works along the batches and the pixels."""
-    return len(plan["orders"]) + 3 * (len(plan["batches"]) + len(plan["sizes"]))
 
 
 def scaling_cells(grown: dict[str, Any], rows: list[dict[str, Any]], device_bytes: int | None) -> list[str]:
     names = {"batch": "batch", "pixels": "size", "k": "k"}
     costs = [
         f"{row[names[grown['part']]]}: {brief(row['median_ms'] / row['batch'])}" if row["median_ms"] else row["failed"]
-        for row in rows
+        for row in (rows[0], rows[-1])
     ]
     end = "–"
     if device_bytes and grown["bytes_each"] and grown["part"] != "k":
         most = (device_bytes - grown["bytes_fixed"]) / grown["bytes_each"]
         end = f"{most:,.0f} images" if grown["part"] == "batch" else f"{most**0.5:,.0f} x {most**0.5:,.0f} pixels"
-    numbers = [f"{grown[name]:.2f}" if grown[name] is not None else "–" for name in ("exponent", "steepest")]
-    return [grown["part"], grown["work"], ", ".join(costs), *numbers, end]
+    exponent = f"{grown['exponent']:.2f}" if grown["exponent"] is not None else "–"
+    return [grown["part"], grown["work"], ", ".join(costs), exponent, end]
 
 
 def brief(number: float) -> str:
