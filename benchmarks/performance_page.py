@@ -158,8 +158,8 @@ def scaling_section(name: str) -> list[str]:
     return [
         "### How it grows",
         f"`{plan['model']}` in {plan['dtype']}. The batch grows at {plan['size']} pixels, the pixels at batch "
-        f"{plan['batch']}, the orders at batch {plan['few']}. Exponents are fitted over the upper half of an axis; with "
-        "1 the cost per image is constant. Where the memory ends is extrapolated from both ends of an axis.",
+        f"{plan['batch']}, the orders at batch {plan['few']}. Exponents are fitted over the upper half of an axis; "
+        "with 1 the cost per image is constant. Where the memory ends is extrapolated from both ends of an axis.",
         "\n".join(lines),
     ]
 
