@@ -7,9 +7,21 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from benchmarks import choose_page, method_costs, performance_page, results_page, results_tables
+from benchmarks import (
+    choose_page,
+    cluster_kills,
+    cluster_speed,
+    export,
+    method_costs,
+    networks_page,
+    performance_page,
+    results_page,
+    results_tables,
+    serve_load,
+)
 
 from tests.docs.pages import DOCS, ROOT, table_rows
 from tests.report.samples import make_cell
@@ -20,7 +32,7 @@ COSTS = RESULTS / "method_costs_h200.json"
 PAGES: dict[Path, Callable[[], str]] = {
     RESULTS / "choose.md": lambda: choose_page.page(RESULTS / "worlds.csv", COSTS),
     RESULTS / "README.md": results_page.page,
-    RESULTS / "tables" / "method_costs.md": lambda: method_costs.page(json.loads(COSTS.read_text(encoding="utf-8"))),
+    RESULTS / "tables" / "method_costs.md": lambda: method_costs.page(record_of(COSTS.name)),
     DOCS / "develop" / "performance.md": performance_page.page,
     **{RESULTS / "tables" / f"{name}.md": page for name, page in results_tables.PAGES.items()},
 }
@@ -36,6 +48,32 @@ def test_the_readme_has_the_results_of_the_records() -> None:
     """Run `python -m benchmarks.results_page` after a record has changed."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert results_page.filled(readme) == readme
+
+
+def record_of(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def rows(cells: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+GUIDES = DOCS / "guides"
+TABLES: list[tuple[Path, Callable[[], str]]] = [
+    (GUIDES / "export.md", lambda: export.page(record_of("export.json"))),
+    (GUIDES / "production.md", lambda: serve_load.table(record_of("serve_load.json"))),
+    (GUIDES / "networks.md", lambda: "\n".join(networks_page.measured_table(record_of("networks.json")))),
+    (GUIDES / "networks.md", lambda: "\n".join(networks_page.published_table(vmamba=False))),
+    (GUIDES / "checkpoints.md", lambda: "\n".join(networks_page.published_table(vmamba=True))),
+    (GUIDES / "distributed.md", lambda: rows(cluster_kills.kills_table(record_of("cluster_kills.json")))),
+    (GUIDES / "distributed.md", lambda: rows(cluster_speed.workers_table(record_of("cluster_speed.json")))),
+]
+
+
+@pytest.mark.parametrize(("path", "table"), TABLES, ids=[f"{path.stem}-{i}" for i, (path, _) in enumerate(TABLES)])
+def test_a_guide_has_the_table_of_its_generator(path: Path, table: Callable[[], str]) -> None:
+    """Run the command that the page names after a record has changed; most take `--page`."""
+    assert table() in path.read_text(encoding="utf-8")
 
 
 def test_every_record_is_listed_and_every_listed_record_exists() -> None:
