@@ -12,10 +12,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from trust_tta.bench.config import RunConfig
 from trust_tta.cli.main import build_parser
+from trust_tta.schema import outline
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
-SHARED = {"rank": "bench", "finetune": "train"}  # command: the one that explains the shared flags
+SHARED = {  # command: the one that explains the shared flags
+    "rank": "bench",
+    "finetune": "train",
+    "serve": "speed",
+    "export": "speed",
+}
 _TABLE = re.compile(r"(<!-- flags: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -26,13 +33,20 @@ def fill(page: str) -> str:
 
 
 def table(parsers: dict[str, argparse.ArgumentParser], command: str) -> str:
-    """A Markdown table of the flags of a command and of its actions, after a list of those it shares with another."""
+    """A Markdown table of the flags of a command and of its actions, after a list of those explained elsewhere."""
+    own = list(flags(parsers[command]))
     base = SHARED.get(command)
-    known = set(flags(parsers[base])) if base else set()
-    shared = ", ".join(f"`{usage}`" for usage, text in flags(parsers[command]) if (usage, text) in known)
-    rows = "".join(f"| `{usage}` | {text} |\n" for usage, text in flags(parsers[command]) if (usage, text) not in known)
-    listed = f"\nAs [{base}](#{base}): {shared}.\n" if base else ""
+    known = set(flags(parsers[base])) if base else {flag for flag in own if command == "bench" and is_key(flag[1])}
+    where = f"[{base}](#{base})" if base else "the keys of a [configuration](protocol.md#configurations)"
+    shared = ", ".join(f"`{usage.split()[0].rstrip(',')}`" for usage, text in own if (usage, text) in known)
+    rows = "".join(f"| `{usage}` | {text} |\n" for usage, text in own if (usage, text) not in known)
+    listed = f"\nAs {where}: {shared}.\n" if known else ""
     return f"{listed}\n| flag | what it does |\n| --- | --- |\n{rows}\n"
+
+
+def is_key(text: str) -> bool:
+    """Whether a flag sets a key of a configuration, by what is said of both."""
+    return text.startswith(tuple(said.replace("`", "'") for _, _, said in outline(RunConfig)))
 
 
 def flags(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, str]]:

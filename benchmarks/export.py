@@ -49,8 +49,8 @@ HEAD = (
     "",
     "## Measured",
     "",
-    "Made by `python -m benchmarks.export`; `export.json` among the [records](results/README.md). Times are of one\n"
-    "image, in milliseconds: the least on the wall, and in brackets what the processors spent, the median.",
+    "Made by `python -m benchmarks.export`. Times are of one image, in milliseconds: the least on the wall, and in\n"
+    "brackets what the processors spent, the median.",
     "",
 )
 _TABLE = re.compile(r"(<!-- table: export -->\n).*?(<!-- end -->)", re.DOTALL)

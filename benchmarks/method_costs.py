@@ -1,7 +1,7 @@
 """What a batch costs under each method: passes, milliseconds and memory, VMamba-T at 224 pixels, every image counting.
 
-    python benchmarks/method_costs.py RECORD.json [--batch 128] [--dtype bf16] [--methods tent,trust]
-    python benchmarks/method_costs.py RECORD.json --page PAGE.md    the table of a record
+    python -m benchmarks.method_costs RECORD.json [--batch 128] [--dtype bf16] [--methods tent,trust]
+    python -m benchmarks.method_costs RECORD.json --page PAGE.md    the table of a record
 
 The record is written after every method, so that a run that is cut short keeps what it has.
 """
@@ -28,6 +28,7 @@ METHODS = (
     "source", "bn", "tent", "eta", "eata", "sar", "shot", "deyo", "roid", "cmf", "rotta", "cotta", "rdumb", "lame",
     "neo", "t3a", "dpcore", "trust_naive", "trust", "trust+mirror", "tide",
 )  # fmt: skip
+PAGE = "docs/results/method_costs_h200.json", "docs/results/tables/method_costs.md"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"trust+mirror": ("trust", {"views": "mirror"})}
 
 
@@ -103,23 +104,24 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# What a batch costs",
         "",
-        f"`{settings['model']}` with random weights, {settings['size']} pixels, batches of {settings['batch']}, "
-        f"{settings['dtype']}; each method with its defaults, but margins that let every image count. Passes over the",
-        "batch (a mirrored batch counts as two) and medians of whole calls. Written by `benchmarks/method_costs.py`.",
+        f"*Written by `python -m benchmarks.method_costs {PAGE[0]} --page {PAGE[1]}`.* `{settings['model']}` with "
+        f"random weights, {settings['size']} pixels, batches of {settings['batch']}, {settings['dtype']}; each method "
+        "with its defaults, but margins that let every image count. Passes over the batch (a mirrored batch counts as "
+        f"two) and medians of whole calls; {facts['device']}, PyTorch {facts['torch']}.",
         "",
         "| method | forward | backward | ms per batch | times source | peak GiB |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows:
+    for row in sorted(rows, key=lambda row: METHODS.index(row["method"])):
         if row["failed"]:
-            lines.append(f"| {row['method']} | | | {row['failed']} | | |")
+            passes = f"{row.get('forwards', '')} | {row.get('backwards', '')}"
+            lines.append(f"| {row['method']} | {passes} | {row['failed']} | | |")
             continue
         times = f"{row['ms'] / source:.1f}" if source else ""
         memory = f"{row['peak_bytes'] / 2**30:.1f}" if row["peak_bytes"] else ""
         passes = f"{row['forwards']} | {row['backwards']}"
         lines.append(f"| {row['method']} | {passes} | {row['ms']:.1f} | {times} | {memory} |")
-    machine = f"{facts['device']}; PyTorch {facts['torch']}; commit {facts['commit']}."
-    return "\n".join([*lines, "", machine, ""])
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write docs/develop/performance.md from the records in docs/results: python benchmarks/performance_page.py"""
+"""Write docs/develop/performance.md from the records in docs/results: python -m benchmarks.performance_page"""
 
 from __future__ import annotations
 
@@ -47,24 +47,26 @@ class Speeds:
 
 
 def main() -> None:
+    write_whole(DOCS / "develop" / "performance.md", page())
+
+
+def page() -> str:
     final, cpu = Speeds("speed_h200.json"), Speeds("speed_cpu.json")
     authors = json.loads((RESULTS / "authors_h200.json").read_text(encoding="utf-8"))
     tables = (network_table(final, authors), record_line(final), memory_line(final), scan_table())
-    measured = [*accuracy_section(), *profile_section(final), *scaling_section("scaling_h200.json")]
+    measured = [*accuracy_section(), *scaling_section("scaling_h200.json")]
     on_cpu = (cpu_lines(cpu), *one_image_section(), *half_precision_section(cpu), *scaling_section("scaling_cpu.json"))
-    sections = (HEAD, "## On one H200", *tables, *measured, "## On a CPU", *on_cpu)
-    write_whole(DOCS / "develop" / "performance.md", "\n\n".join(sections) + "\n")
+    return "\n\n".join((HEAD, "## On one H200", *tables, *measured, "## On a CPU", *on_cpu)) + "\n"
 
 
 HEAD = """# Performance
 
-*Written by `python benchmarks/performance_page.py` from the records in [results](../results/README.md), which
-`trust-tta speed --out FILE` wrote. Run it on your machine: it measures everything side by side and prints this table.*
+*Written by `python -m benchmarks.performance_page` from [records](../results/README.md). `trust-tta speed` measures the
+same on your machine.*
 
 A step adapts on the batch, merges, and predicts the batch again. The network is VMamba-T (s1l8, batch norm) at 224
 pixels with random weights; float32 is computed without TF32; bf16 is autocast. Times are medians, in milliseconds, of
-the whole step as the caller sees it; memory is the peak of allocated tensors, including that of recorded passes. What
-made it faster, and what did not, is in [the history](speed_history.md)."""
+the whole step as the caller sees it; memory is the peak of allocated tensors, including that of recorded passes."""
 
 
 def record_line(final: Speeds) -> str:
@@ -142,36 +144,13 @@ def optional_record(name: str) -> dict[str, Any] | None:
     return record
 
 
-def profile_section(final: Speeds) -> list[str]:
-    """Where the time of each step goes, by kind of kernel."""
-    records = [(batch, optional_record(f"profile_h200{suffix}.json")) for batch, suffix in ((128, ""), (1, "_b1"))]
-    lines = [part for batch, record in records if record for part in (f"Batch {batch}:", profile_table(record["rows"]))]
-    about = (
-        "Milliseconds by kind of kernel, from `python benchmarks/profile_steps.py`, whose records list the single "
-        "kernels."
-    )
-    if any(record and record["facts"]["commit"] != final.record["facts"]["commit"] for _, record in records):
-        about += " They are of another commit than the table above."
-    return ["### Where the time goes", about, *lines] if lines else []
-
-
-def profile_table(rows: list[dict[str, Any]]) -> str:
-    kinds = list(dict.fromkeys(kind for row in rows for kind in row["kinds"]))
-    lines = [f"| work | dtype | ms | GiB | kernels | {' | '.join(kinds)} |", "| --- " * (5 + len(kinds)) + "|"]
-    for row in rows:
-        cells = [row["work"], row["dtype"], f"{row['median_ms']:.4g}", f"{row['peak_bytes'] / 2**30:.3g}"]
-        cells += [str(row["kernels"]), *(f"{row['kinds'].get(kind, 0):.3g}" for kind in kinds)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def scaling_section(name: str) -> list[str]:
     """The cost per image against batch, pixels and orders, with the fitted exponents and the end of the memory."""
     record = optional_record(name)
     if record is None:
         return []
-    lines = ["| axis | work | milliseconds per image | exponent | steepest step | memory ends at |"]
-    lines.append("| --- " * 6 + "|")
+    lines = ["| axis | work | ms per image, at both ends | exponent | memory ends at |"]
+    lines.append("| --- " * 5 + "|")
     for grown in record["grown"]:
         rows = [r for r in record["rows"] if (r["part"], r["work"]) == (grown["part"], grown["work"])]
         lines.append(f"| {' | '.join(scaling_cells(grown, rows, record['device_bytes']))} |")
@@ -179,31 +158,24 @@ def scaling_section(name: str) -> list[str]:
     return [
         "### How it grows",
         f"`{plan['model']}` in {plan['dtype']}. The batch grows at {plan['size']} pixels, the pixels at batch "
-        f"{plan['batch']}, the orders at batch {plan['few']}. Exponents are fitted over the upper half of an axis, "
-        "where the device is full: 1 is linear in the step, a constant cost per image; the steepest step is that "
-        "between two neighbors anywhere. Where the memory ends follows from the least and the most of an axis."
-        + (" Points that are not listed were not measured." if len(record["rows"]) < count_points(plan) else ""),
+        f"{plan['batch']}, the orders at batch {plan['few']}. Exponents are fitted over the upper half of an axis; "
+        "with 1 the cost per image is constant. Where the memory ends is extrapolated from both ends of an axis.",
         "\n".join(lines),
     ]
-
-
-def count_points(plan: dict[str, Any]) -> int:
-    """Of `benchmarks/scaling.py`: the orders, and three works along the batches and the pixels."""
-    return len(plan["orders"]) + 3 * (len(plan["batches"]) + len(plan["sizes"]))
 
 
 def scaling_cells(grown: dict[str, Any], rows: list[dict[str, Any]], device_bytes: int | None) -> list[str]:
     names = {"batch": "batch", "pixels": "size", "k": "k"}
     costs = [
         f"{row[names[grown['part']]]}: {brief(row['median_ms'] / row['batch'])}" if row["median_ms"] else row["failed"]
-        for row in rows
+        for row in (rows[0], rows[-1])
     ]
     end = "–"
     if device_bytes and grown["bytes_each"] and grown["part"] != "k":
         most = (device_bytes - grown["bytes_fixed"]) / grown["bytes_each"]
         end = f"{most:,.0f} images" if grown["part"] == "batch" else f"{most**0.5:,.0f} x {most**0.5:,.0f} pixels"
-    numbers = [f"{grown[name]:.2f}" if grown[name] is not None else "–" for name in ("exponent", "steepest")]
-    return [grown["part"], grown["work"], ", ".join(costs), *numbers, end]
+    exponent = f"{grown['exponent']:.2f}" if grown["exponent"] is not None else "–"
+    return [grown["part"], grown["work"], ", ".join(costs), exponent, end]
 
 
 def brief(number: float) -> str:

@@ -1,7 +1,7 @@
 """The README's picture of a report: the top of a page, light, 1200 pixels wide.
 
     trust-tta demo --out demo
-    python benchmarks/picture_of_report.py demo/report.html docs/assets/report.png
+    python -m benchmarks.picture_of_report demo/report.html docs/assets/report.png
 
 Needs Chromium or Chrome.
 """

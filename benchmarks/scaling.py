@@ -1,7 +1,7 @@
 """How the cost of an image grows with the batch, the pixels and the number of orders, on one device.
 
-    PYTHONPATH=src python benchmarks/scaling.py --out docs/results/scaling_h200.json
-    PYTHONPATH=src python benchmarks/scaling.py --device cpu --out docs/results/scaling_cpu.json
+    python -m benchmarks.scaling --out docs/results/scaling_h200.json
+    python -m benchmarks.scaling --device cpu --out docs/results/scaling_cpu.json
 
 On a GPU VMamba-T in bf16, on a CPU `vmamba_nano` in float32, both with random weights. On a CPU every point has a
 process of its own, whose largest resident memory is its peak. A run that was broken off goes on from its record, whose

@@ -1,7 +1,7 @@
 """Methods on six corruptions at severity 5, first 4,096 test images of CIFAR-10, batches of 128, reset at each.
 
-    python benchmarks/six_corruptions.py WEIGHTS IMAGES LABELS RECORD [RUN ...]
-    python benchmarks/six_corruptions.py --kernels FOLDER RECORD DTYPE BACKEND RUN [RUN ...]
+    python -m benchmarks.six_corruptions WEIGHTS IMAGES LABELS RECORD [RUN ...]
+    python -m benchmarks.six_corruptions --kernels FOLDER RECORD DTYPE BACKEND RUN [RUN ...]
 
 WEIGHTS: a vmamba_nano. IMAGES, LABELS: .npy as `trust-tta data get cifar10` writes them. RECORD: a JSON file to which
 each finished run is added, so that several processes may share the work; without names all runs are made.

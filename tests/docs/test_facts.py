@@ -72,7 +72,7 @@ def test_data_sets_that_the_pages_use_exist(name: str) -> None:
 
 
 def test_documents_import_public_names_only() -> None:
-    """A page imports from the package, from a room or from a leaf, never from a file inside a room."""
+    """A page imports from the package, from one of its packages or shared modules, not from a file deeper inside."""
     for page in PAGES:
         inner = re.findall(r"^from trust_tta\.\w+\.[\w.]+ import .+", page.read_text(encoding="utf-8"), re.MULTILINE)
         assert inner == [], page
