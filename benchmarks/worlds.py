@@ -253,17 +253,18 @@ Place = tuple[str, str]  # world and stream
 
 
 def accuracies(cells: Sequence[Cell]) -> dict[Place, Accuracies]:
-    """Mean accuracy over domains and seeds by place and method; methods that miss a domain are left out."""
+    """Mean accuracy over domains and seeds by place and method; methods that miss a domain are left out.
+
+    All methods of a place must have seen the same images: cells with other `--images` or other files are refused.
+    """
     by_place: dict[Place, dict[str, dict[int, dict[str, float]]]] = defaultdict(lambda: defaultdict(dict))
-    limits: dict[Place, set[int | None]] = defaultdict(set)
+    images: dict[tuple[Place, str, int], set[str]] = defaultdict(set)
     for cell in cells:
         world, _, stream = cell.key.experiment.partition(SEPARATOR)
         by_place[world, stream][cell.key.method].setdefault(cell.key.seed, {})[cell.key.domain] = cell.result.accuracy
-        limits[world, stream].add(cell.key.limit)
-    if several := [place for place, found in limits.items() if len(found) > 1]:
-        raise ConfigError(
-            f"{', '.join(several[0])} was run with different --images; give each run a --store of its own"
-        )
+        images[(world, stream), cell.key.domain, cell.key.seed].add(cell.key.fingerprint)
+    if several := [place for (place, *_), prints in images.items() if len(prints) > 1]:
+        raise ConfigError(f"{', '.join(several[0])} was run on different images; give each run a --store of its own")
     found: dict[Place, Accuracies] = {}
     for place, methods in by_place.items():
         domains = max(len(values) for seeds in methods.values() for values in seeds.values())

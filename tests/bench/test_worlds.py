@@ -76,7 +76,7 @@ def test_a_run_resumes_and_its_page_has_the_accuracies_of_the_store(
     gain = f"{values['bn'] - values['source']:+.1f}"
     assert f"| `bn` | {gain} | {gain} (shipped_nano, online) |" in page.read_text(encoding="utf-8")
     assert main([*command, "--images=8"]) == 1
-    with pytest.raises(ConfigError, match="different --images"):
+    with pytest.raises(ConfigError, match="on different images"):
         main(["page", f"--store={store}", f"--out={page}"])
 
 
