@@ -61,15 +61,7 @@ class Chart:
     categories: tuple[str, ...] = ()
     rows_of: Literal["", "domain", "method"] = ""
     x_scale: Literal["linear", "log", "doubling"] = "linear"
-    percent: bool = True  # values are fractions, shown in percent
     connected: tuple[tuple[Variant, ...], ...] = ()  # variants of a scatter plot joined by a line
-
-    def shown(self, value: float) -> float:
-        """A value in the unit of the axis."""
-        return 100 * value if self.percent else value
-
-    def text(self, value: float) -> str:
-        return format_percent(value) if self.percent else f"{value:.4g}"
 
 
 def split_outliers(series: Sequence[Series]) -> tuple[list[Series], list[Series]]:
@@ -223,7 +215,7 @@ def reliability(group: ResultGroup) -> list[Chart]:
         title = f"Reliability of {variant.name}: {group.title}"
         series = (Series(variant, tuple(points)),)
         found.append(Chart("reliability", f"reliability {variant.name}", title, series, said, x_label="confidence",
-                           y_label="accuracy", percent=False))  # fmt: skip
+                           y_label="accuracy"))  # fmt: skip
     return found
 
 
