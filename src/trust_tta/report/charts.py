@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from trust_tta.report.model import Report, ResultGroup, Variant, aggregate, effective_options
+from trust_tta.report.model import Report, ResultGroup, Variant, aggregate, effective_options, finite_mean
 from trust_tta.report.significance import paired
 from trust_tta.report.text import domain_name, safe_line, short_domain
-from trust_tta.results import Cell, Reliability, format_percent
+from trust_tta.results import Reliability, format_percent
 from trust_tta.results.display import BASELINES
 from trust_tta.results.record import BINS
 
@@ -78,12 +78,6 @@ def outlier_floor(values: Sequence[float]) -> float:
         if spread > 0 and gap > max(0.8 * spread, 0.02):
             return order[cut]
     return -math.inf
-
-
-def finite_mean(values: Iterable[float]) -> float:
-    """The mean of the finite values; NaN without any."""
-    finite = [v for v in values if math.isfinite(v)]
-    return math.fsum(finite) / len(finite) if finite else math.nan
 
 
 # made from groups
@@ -339,7 +333,14 @@ def running_accuracy(group: ResultGroup, domain: str | None = None) -> list[Seri
         cells = [cell for place in places for cell in group.at.get(place, []) if cell.result.history.samples]
         if not cells or not all(place in group.at for place in places):
             continue
-        curves = [_running(cell) for cell in cells]
+        curves = []
+        for cell in cells:
+            seen, correct, curve = 0, 0.0, []
+            for n, accuracy in zip(cell.result.history.samples, cell.result.history.accuracy, strict=True):
+                seen, correct = seen + n, correct + n * accuracy
+                if seen:
+                    curve.append((float(seen), correct / seen))
+            curves.append(curve)
         length = min(map(len, curves))
         means = [tuple(finite_mean(c[i][axis] for c in curves) for axis in (0, 1)) for i in range(length)]
         kept = means[::-1][:: math.ceil(length / MAX_POINTS) or 1][::-1]  # the last point is always kept
@@ -365,16 +366,6 @@ def sequence(group: ResultGroup, value: str = "accuracy", *, over: Variant | Non
         points = [replace(at.get(d, Point(0, math.nan)), x=i) for i, d in enumerate(stream_order(group))]
         found += [Series(series.variant, tuple(points))] if at else []
     return found
-
-
-def _running(cell: Cell) -> list[tuple[float, float]]:
-    """Images seen and accuracy so far after each batch."""
-    seen, correct, points = 0, 0.0, []
-    for n, accuracy in zip(cell.result.history.samples, cell.result.history.accuracy, strict=True):
-        seen, correct = seen + n, correct + n * accuracy
-        if seen:
-            points.append((float(seen), correct / seen))
-    return points
 
 
 def _with_interval_note(chart: Chart) -> Chart:

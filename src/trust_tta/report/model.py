@@ -56,6 +56,12 @@ def aggregate(values: Sequence[float]) -> Aggregate:
     return Aggregate(mean, std, float(special.stdtrit(n - 1, 0.975)) * std / math.sqrt(n), n)
 
 
+def finite_mean(values: Iterable[float]) -> float:
+    """The mean of the finite values; NaN without any."""
+    finite = [v for v in values if math.isfinite(v)]
+    return math.fsum(finite) / len(finite) if finite else math.nan
+
+
 @dataclass(frozen=True)
 class Variant:
     """A method with the options that distinguish it from the group's other variants: one row of a table."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +15,10 @@ from typing import Any, Literal
 from PIL import Image
 
 from trust_tta.report import charts, tables
-from trust_tta.report.charts import Chart, finite_mean
+from trust_tta.report.charts import Chart
 from trust_tta.report.model import Report, ResultGroup, Variant
-from trust_tta.report.paper import compare
-from trust_tta.report.tables import Column, DataTable, Row, TableCell
+from trust_tta.report.tables import DataTable
 from trust_tta.report.text import domain_name, joined, safe_line
-from trust_tta.results import format_percent
-from trust_tta.results.display import MISSING
 from trust_tta.results.order_records import EntropyByOrder
 
 MAX_IMAGES = 8  # per domain
@@ -130,49 +126,6 @@ def legend(group: ResultGroup, report: Report) -> list[tuple[str, str]]:
         for i, name in enumerate(names)
         if len(colors) >= 3 * i + 3
     ]
-
-
-def class_table(group: ResultGroup, report: Report) -> DataTable | None:
-    """IoU of each class over all domains and seeds, mean Dice score and pixel accuracy."""
-    if not group.is_segmentation:
-        return None
-    classes = max(len(cell.result.pixels or ()) for cell in group.cells)
-    names = [safe_line(name) for name in report.class_names.get(group.dataset, ())]
-    names = names or [f"class {i}" for i in range(classes)]
-    rows = []
-    for variant in group.variants:
-        runs = group.cells_of(variant.label)
-        counts = [cell.result.pixels for cell in runs if cell.result.pixels is not None]
-        per_class = [[sum(column) for column in zip(*each, strict=True)] for each in zip(*counts, strict=False)]
-        dice = finite_mean(c.result.mean_dice for c in runs if c.result.mean_dice is not None)
-        accuracy = finite_mean(c.result.pixel_accuracy for c in runs if c.result.pixel_accuracy is not None)
-        ious = [both / (predicted + labeled - both) if predicted + labeled else math.nan
-                for both, predicted, labeled in per_class]  # fmt: skip
-        cells = [
-            TableCell(format_percent(x), x) if math.isfinite(x) else TableCell(MISSING, role="gap")
-            for x in (dice, accuracy, *ious)
-        ]
-        rows.append(Row(variant.name, tuple(cells), variant, tuple(runs)))
-    columns = (Column("method"), Column("mean Dice"), Column("pixel accuracy"), *(Column(n) for n in names[:classes]))
-    caption = "IoU of each class in percent, over all pixels of all domains and seeds"
-    return DataTable(f"classes {group.title}", caption, columns, tuple(rows))
-
-
-def paper_tables(group: ResultGroup) -> list[tuple[DataTable, DataTable | None]]:
-    """The published tables that this group can be compared with: means, and domain by domain."""
-    return [
-        (
-            tables.paper_table(group, found),
-            tables.paper_domains_table(group, found) if found.table.columns == "domain" else None,
-        )
-        for found in compare(group)
-    ]
-
-
-def across_sections(groups: Sequence[ResultGroup]) -> list[Section]:
-    """Comparisons between groups."""
-    sizes = charts.by_batch_size(groups)
-    return [Section("Batch size", charts=sizes, free=True)] if sizes else []
 
 
 def order_sections(records: Sequence[EntropyByOrder]) -> list[Section]:

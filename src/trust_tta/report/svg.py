@@ -91,7 +91,7 @@ def number(x: float) -> str:
 
 
 def element(tag: str, *children: Element, **attributes: object) -> Element:
-    """One element; `class_` is written "class", `data_s` "data-s", and an attribute that is None or empty not at all."""
+    """An element; `class_` is written "class" and `data_s` "data-s"; an attribute that is None or empty is left out."""
     made = Element(tag)
     for name, value in attributes.items():
         if value not in (None, ""):
