@@ -1,10 +1,10 @@
-"""`trust-tta speed`: times and memory of the forward pass, Tent, TRUST, tide and the scan, and of first calls."""
+"""`trust-tta speed`: times and memory of the forward pass, Tent, TRUST, tide and the scan."""
 
 from __future__ import annotations
 
 import json
 import time
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -33,7 +33,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--size", type=int, metavar="N", help="pixels of a side (default: 32 on a CPU, 224 on a GPU)")
     add("--dtype", type=names_list, metavar="A[,B]", help="float32, bf16 or both (default: float32; on a GPU both)")
     add("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
-    add("--startup", action=BooleanOptionalAction, help="time imports and first batches, too (default: yes)")
     add("--repeats", type=int, metavar="N", help="fewest repeats of each row (default 3)")
     add("--seconds", type=float, metavar="S", help="how long each row is repeated at least (default 1)")
     add("--quick", action="store_true", help="tiny sizes and one repeat, to see that it runs")
@@ -80,7 +79,7 @@ def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
     if arguments.classes:
         values["classes"] = len(read_class_names(arguments.classes))
     fields = {"batch": "batches", "dtype": "dtypes"}
-    for flag in ("batch", "dtype", "model", "checkpoint", "size", "startup", "repeats", "seconds"):
+    for flag in ("batch", "dtype", "model", "checkpoint", "size", "repeats", "seconds"):
         if getattr(arguments, flag) is not None:
             values[fields.get(flag, flag)] = getattr(arguments, flag)
     flags = {name: f"--{name}" for name in values} | {field: f"--{flag}" for flag, field in fields.items()}
@@ -92,16 +91,11 @@ def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
 
 def show(record: dict[str, Any]) -> None:
     """The record as tables and a few lines."""
-    from trust_tta.report.formats import plain_table, to_text
-
     rows, facts = record["rows"], record["facts"]
     say(f"{facts['device']}, PyTorch {facts['torch']}, {facts['threads']} threads; median of the repeats, in ms\n")
     say(f"network\n{timing_table([row for row in rows if row['part'] == 'network'], ('batch',), rates=True)}")
     if scans := [row for row in rows if row["part"] == "scan"]:
         say(f"scan alone\n{timing_table(scans, ('batch', 'channels', 'size'))}")
-    if started := [row for row in rows if row["part"] == "start"]:  # a cold cache is an empty folder
-        lines = [(row["work"], row["failed"] or f"{row['median_ms'] / 1e3:.2f}") for row in started]
-        say(f"first calls, each in a new process\n{to_text(plain_table(('', 'seconds'), lines))}")
     network = record["network"]
     say(f"{network['name']}: {network['parameters']:,} parameters")
     for place, ratio in record["over_reference"].items():
