@@ -47,21 +47,42 @@ def read_parts(
     given = {f"{table}.{name}" for table, values in changes.items() if isinstance(values, Mapping) for name in values}
     given |= changes.keys() - {"methods"}  # which a file lists, too
     flags = {key: flag_of(key) for key, _, _ in outline(RunConfig) if path is None or key in given}
-    configs = [_check(where, apply_changes(values, changes), name, mistakes, flags) for where, values in chosen]
+    sections = [(where, apply_changes(values, changes)) for where, values in chosen]
     if isinstance(reduced, Mapping) and not small:
-        _check(f"{SMALL}: ", reduced, name, mistakes)
-    if mistakes:
-        raise _as_error(mistakes, origin)
-    return tuple(config for config in configs if config is not None)
+        sections.append((f"{SMALL}: ", dict(reduced)))
+    return parse_sections(sections, name=name, origin=origin, mistakes=mistakes, flags=flags)[: len(chosen)]
 
 
 def parse_config(content: Mapping[str, Any], *, name: str, origin: str) -> RunConfig:
     """The experiment that nested tables describe; one ConfigError lists all mistakes."""
-    mistakes: list[str] = []
-    config = _check("", content, name, mistakes)
-    if config is None or mistakes:
-        raise _as_error(mistakes, origin)
-    return config
+    return parse_sections([("", content)], name=name, origin=origin)[0]
+
+
+def parse_sections(
+    sections: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    name: str,
+    origin: str,
+    mistakes: Sequence[str] = (),
+    flags: Mapping[str, str] | None = None,
+) -> tuple[RunConfig, ...]:
+    """The experiments of some sections, given as the prefix of its mistakes and its values; one error lists them all.
+
+    A mistake of a shared section is listed once, and after the `mistakes` found before.
+    """
+    listed, configs = list(mistakes), []
+    for where, content in sections:
+        values = {"experiment": name, **content}
+        named = values["experiment"] if isinstance(values["experiment"], str) else name
+        values = {"store": f"runs/{named}.sqlite", "model": {}, "data": {}, **values}
+        config, wrong = examine(RunConfig, values, flags=flags)
+        known = {mistake.split("]: ", 1)[-1] if mistake.startswith(PARTS) else mistake for mistake in listed}
+        listed += [f"{where}{mistake}" for mistake in wrong if mistake not in known]
+        configs += [config] if config is not None else []
+    if listed:
+        count = "1 mistake" if len(listed) == 1 else f"{len(listed)} mistakes"
+        raise ConfigError(f"{origin} has {count}: {'; '.join(listed)}")
+    return tuple(configs)
 
 
 def flag_of(key: str) -> str:
@@ -100,26 +121,6 @@ def apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     if tables or "methods" in merged:
         merged["methods"] = tables
     return merged
-
-
-def _as_error(mistakes: list[str], origin: str) -> ConfigError:
-    count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-    return ConfigError(f"{origin} has {count}: {'; '.join(mistakes)}")
-
-
-def _check(
-    where: str, content: Mapping[str, Any], name: str, mistakes: list[str], flags: Mapping[str, str] | None = None
-) -> RunConfig | None:
-    """One experiment; its mistakes are added with the prefix `where`, those of a shared section only once."""
-    values = {"experiment": name, **content}
-    named = values["experiment"] if isinstance(values["experiment"], str) else name
-    values.setdefault("store", f"runs/{named}.sqlite")
-    for section in ("model", "data"):
-        values.setdefault(section, {})
-    config, wrong = examine(RunConfig, values, flags=flags)
-    known = {mistake.split("]: ", 1)[-1] if mistake.startswith(PARTS) else mistake for mistake in mistakes}
-    mistakes += [f"{where}{mistake}" for mistake in wrong if mistake not in known]
-    return config
 
 
 def _select_dataset(sections: Sequence[tuple[str, Any]], dataset: str) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ import torch
 
 from trust_tta.bench.config import CLEAN_DATA_OPTIONS, RunConfig
 from trust_tta.bench.environment import collect_provenance, now
-from trust_tta.bench.experiment import CLEAN_IMAGES, CellSequence, Experiment, ExperimentPlan, estimate_costs
+from trust_tta.bench.experiment import CLEAN_IMAGES, CellSequence, Experiment, ExperimentPlan
 from trust_tta.bench.runner import EvaluationOptions, kept_pictures, run_stream
 from trust_tta.errors import LONGEST_MESSAGE, BackendError, ConfigError, TrustError, reason_of
 from trust_tta.methods.registry import create_method, method_options
@@ -44,23 +44,37 @@ def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT,
     plan = experiment.plan
     for text in plan.warnings:
         progress.note(f"warning: {text}")
-    left = unfinished(open_plan(plan, store, retry=retry).sequences, store)
+    left = open_plan(plan, store, retry=retry)
     if left:  # a checkpoint that does not fit or missing data is a user's mistake, not a failure of a cell
         check_sequence(experiment, left[0])
     store.plan(plan.keys, labels=plan.labels)
     if left:
-        progress.start(sum(sequence.total_cost for sequence in left), "")
+        progress.start(sum(sequence.cost * sum(sequence.batches) for sequence in left), "")
     run_sequences(experiment, CellWriter(plan, store, progress), left)
     progress.finish()
     return outcome_of(plan, store)
 
 
-def open_plan(plan: ExperimentPlan, store: ResultStore, *, retry: bool) -> ExperimentPlan:
-    """The plan with the costs that finished cells had; `retry` releases failed cells to run again."""
+def open_plan(plan: ExperimentPlan, store: ResultStore, *, retry: bool) -> list[CellSequence]:
+    """The sequences left to run; `retry` releases failed cells.
+
+    Finished cells without a requested measure are refused: no finished cell is run again.
+    """
+    ours = set(plan.keys).__contains__
     if retry:
-        store.retry_failed(set(plan.keys).__contains__)
-    _check_measures(plan, store)
-    return estimate_costs(plan, store)
+        store.retry_failed(ours)
+    wanted = {name: int(amount) for name in MEASURES if (amount := getattr(plan.config, name))}
+    lacking = []  # of each finished cell, the measures that it lacks
+    for cell in store.results(ours, history=False) if wanted else ():
+        had = json.loads(cell.provenance.config)
+        lacking.append({name for name, amount in wanted.items() if amount > had.get(name, 0)})
+    if any(lacking):
+        raise ConfigError(
+            f"of the cells in '{store.path}', {sum(map(bool, lacking))} finished without this "
+            f"{' or '.join(sorted(set().union(*lacking)))}, and no finished cell is run again; "
+            "give another store, or omit it"
+        )
+    return unfinished(plan.sequences, store)
 
 
 def unfinished(sequences: Sequence[CellSequence], store: ResultStore) -> list[CellSequence]:
@@ -273,24 +287,6 @@ def device_is_lost(error: Exception) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-def _check_measures(plan: ExperimentPlan, store: ResultStore) -> None:
-    """Refuse finished cells without a requested measure: no finished cell is run again."""
-    wanted = {name: int(amount) for name in MEASURES if (amount := getattr(plan.config, name))}
-    if not wanted:
-        return
-    cells, lacking = 0, set[str]()
-    for cell in store.results(set(plan.keys).__contains__, history=False):
-        had = json.loads(cell.provenance.config)
-        missing = {name for name, amount in wanted.items() if amount > had.get(name, 0)}
-        cells += bool(missing)
-        lacking |= missing
-    if lacking:
-        raise ConfigError(
-            f"of the cells in '{store.path}', {cells} finished without this {' or '.join(sorted(lacking))}, "
-            "and no finished cell is run again; give another store, or omit it"
-        )
 
 
 def failure_text(error: Exception) -> str:
