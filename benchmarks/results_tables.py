@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trust_tta.atomic import replacing
 from trust_tta.report.formats import plain_table, to_markdown
-from trust_tta.report.model import Report, ResultGroup, read_report
+from trust_tta.report.model import PendingCell, Report, ResultGroup, read_report
 from trust_tta.report.summary import summarize
 from trust_tta.report.tables import (
     accuracy_table,
@@ -27,7 +27,7 @@ from trust_tta.report.tables import (
     notes,
 )
 from trust_tta.report.text import counted
-from trust_tta.results import Cell, format_gain, format_percent
+from trust_tta.results import Cell, Failure, format_gain, format_percent
 from trust_tta.results.display import HELD_OUT
 from trust_tta.results.export import csv_text, flat_row
 
@@ -318,7 +318,7 @@ def run_conditions(group: ResultGroup) -> str:
         f"{len(group.variants)} methods, {len(cells)} cells.",
         f"Network (sha256): {', '.join(networks)}. Device: {device}, {dtype}; PyTorch {torch}; commit {commit}.",
     ]
-    missing = [item for item in group.items if not isinstance(item, Cell)]
+    missing: list[Failure | PendingCell] = [*group.failures, *group.pending]
     if missing:
         places = "; ".join(f"{item.label} on {item.key.domain}, seed {item.key.seed}" for item in missing)
         lines.append(f"**Not finished: {len(missing)} cells** ({places}).")

@@ -13,7 +13,7 @@ from trust_tta.optional import require
 from trust_tta.report import svg
 from trust_tta.report.charts import Chart, paper_charts
 from trust_tta.report.model import Report
-from trust_tta.report.theme import OUTLINES, Marker, Style, named_styles
+from trust_tta.report.theme import NAMED_STYLES, OUTLINES, Marker, Style
 
 Axes: TypeAlias = Any  # of matplotlib
 
@@ -81,7 +81,7 @@ def save(stem: Path, chart: Chart) -> list[Path]:
 def _draw(axes: Axes, shape: Element, down: float) -> None:
     """One element of a drawing, moved down, and those inside."""
     get, classes = shape.attrib.get, shape.attrib.get("class", "").split()
-    style = next((named_styles()[name] for name in classes if name in named_styles()), None)
+    style = next((NAMED_STYLES[name] for name in classes if name in NAMED_STYLES), None)
     if shape.tag == "line":
         ends = [float(get(name, "")) for name in ("x1", "x2", "y1", "y2")]
         axes.plot(ends[:2], [end + down for end in ends[2:]], **_line_style(classes, style))

@@ -119,21 +119,11 @@ class ResultGroup:
     severity: int | None
     batch_size: int
     limit: int | None
-    items: tuple[AnyCell, ...]
+    cells: tuple[Cell, ...]
+    failures: tuple[Failure, ...] = ()
+    pending: tuple[PendingCell, ...] = ()
     distinction: str = ""
     _means: dict[tuple[str, str], Aggregate] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @cached_property
-    def cells(self) -> tuple[Cell, ...]:
-        return tuple(item for item in self.items if isinstance(item, Cell))
-
-    @cached_property
-    def failures(self) -> tuple[Failure, ...]:
-        return tuple(item for item in self.items if isinstance(item, Failure))
-
-    @cached_property
-    def pending(self) -> tuple[PendingCell, ...]:
-        return tuple(item for item in self.items if isinstance(item, PendingCell))
 
     @property
     def title(self) -> str:
@@ -175,7 +165,8 @@ class ResultGroup:
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """The variants in display order, also those without a finished run."""
-        first = {item.label: item.key for item in reversed(self.items)}
+        items: list[AnyCell] = [*self.cells, *self.failures, *self.pending]
+        first = {item.label: item.key for item in reversed(items)}
         found: list[Variant] = []
 
         def order(label: str) -> tuple[object, ...]:
@@ -192,7 +183,8 @@ class ResultGroup:
     @cached_property
     def domains(self) -> tuple[str, ...]:
         """The domains in display order, also those without a finished run."""
-        return tuple(sorted({item.key.domain for item in self.items}, key=lambda name: (rank("domain", name), name)))
+        items: list[AnyCell] = [*self.cells, *self.failures, *self.pending]
+        return tuple(sorted({item.key.domain for item in items}, key=lambda name: (rank("domain", name), name)))
 
     @cached_property
     def at(self) -> dict[Place, list[Cell]]:
@@ -361,11 +353,17 @@ def make_groups(items: Sequence[AnyCell]) -> list[ResultGroup]:
         for values in (corrupted.get(bare) if item.key.severity is None else None) or {own}:
             bins[values].append(item)
     order = sorted(bins, key=lambda values: [rank(n, v) for n, v in zip(_TITLE_FIELDS, values, strict=True)])
-    groups = [
-        ResultGroup(**dict(zip(_TITLE_FIELDS, values, strict=True)), items=tuple(_distinguish_labels(bins[values])))
+    return [
+        ResultGroup(
+            **dict(zip(_TITLE_FIELDS, values, strict=True)),
+            cells=tuple(item for item in part if isinstance(item, Cell)),
+            failures=tuple(item for item in part if isinstance(item, Failure)),
+            pending=tuple(item for item in part if isinstance(item, PendingCell)),
+            distinction=distinction,
+        )
         for values in order
+        for distinction, part in _split(_distinguish_labels(bins[values]), _SPLIT_FIELDS)
     ]
-    return [part for group in groups for part in _split(group, _SPLIT_FIELDS)]
 
 
 def effective_options(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -398,24 +396,29 @@ def _distinguish_labels(items: Sequence[AnyCell]) -> list[AnyCell]:
     return named
 
 
-def _split(group: ResultGroup, fields: Sequence[str]) -> list[ResultGroup]:
-    """The group, or its parts by the first of `fields` that leave one run for each entry and seed."""
-    keys = [[cell.key for cell in cells] for cells in group.at.values()]
+def _split(
+    items: Sequence[AnyCell], fields: Sequence[str], distinction: str = ""
+) -> list[tuple[str, Sequence[AnyCell]]]:
+    """The runs in parts by the first of `fields` that leave one run for each entry and seed, each with what differs."""
+    entries: dict[Place, list[CellKey]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, Cell):
+            entries[item.label, item.key.domain].append(item.key)
     fits = all(
         len({key.seed for key in same}) == len(same)
         and all(len({getattr(key, name) for key in same}) == 1 for name in _SPLIT_FIELDS if name != "fingerprint")
-        for same in keys
+        for same in entries.values()
     )
     if fits or not fields:
-        return [group]
+        return [(distinction, items)]
     name, *rest = fields
     parts: dict[str, list[AnyCell]] = defaultdict(list)
-    for item in group.items:
+    for item in items:
         parts[str(getattr(item.key, name))].append(item)
     if len(parts) == 1:
-        return _split(group, rest)
-    found = []
-    for value in sorted(parts):
-        distinction = f"{group.distinction}, {name} {value[:12]}".removeprefix(", ")
-        found += _split(replace(group, distinction=distinction, items=tuple(parts[value])), rest)
-    return found
+        return _split(items, rest, distinction)
+    return [
+        part
+        for value in sorted(parts)
+        for part in _split(parts[value], rest, f"{distinction}, {name} {value[:12]}".removeprefix(", "))
+    ]

@@ -21,7 +21,7 @@ from trust_tta.report.model import Report
 from trust_tta.report.paper import compare, load_published
 from trust_tta.report.summary import summarize
 from trust_tta.report.text import domain_name, duration, safe
-from trust_tta.report.theme import palette_css
+from trust_tta.report.theme import NAMED_STYLES
 from trust_tta.results import Cell, CellKey, Provenance
 from trust_tta.results.record import VALUES
 
@@ -44,12 +44,13 @@ def render_page(report: Report, *, title: str | None = None) -> str:
     environments = Counter(places)
     runs = {cell.key: i for i, cell in enumerate(report.cells)}
     pictures: dict[bytes, int] = {}  # each picture once, with its index
+    colors = [f".{name} {{ --light: {s.light}; --dark: {s.dark}; }}" for name, s in NAMED_STYLES.items()]
     html = (
         _templates()
         .get_template("page.html")
         .render(
             title=title or "Test-time adaptation: results",
-            style=read_asset("page.css", room="report") + palette_css(),
+            style=read_asset("page.css", room="report") + "\n".join(colors),
             script=read_asset("page.js", room="report"),
             version=__version__,
             report=report,

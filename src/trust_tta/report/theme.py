@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -88,6 +87,10 @@ OTHERS = (
 )
 
 
+# The style behind each CSS class.
+NAMED_STYLES = {f"m-{m}": s for m, s in STYLES.items()} | {f"m-other{i}": s for i, s in enumerate(OTHERS)}
+
+
 def style_of(method: str) -> Style:
     """The style of a method; unknown methods get one by a hash of their name."""
     return STYLES.get(method) or OTHERS[_other(method)]
@@ -96,17 +99,6 @@ def style_of(method: str) -> Style:
 def css_class(method: str) -> str:
     """CSS classes of a method's color; safe for any name."""
     return f"tone m-{method}" if method in STYLES else f"tone m-other{_other(method)}"
-
-
-@cache
-def named_styles() -> dict[str, Style]:
-    """The style behind each CSS class."""
-    return {f"m-{m}": s for m, s in STYLES.items()} | {f"m-other{i}": s for i, s in enumerate(OTHERS)}
-
-
-def palette_css() -> str:
-    """CSS rules with the colors of every class: `--light` and `--dark` custom properties."""
-    return "\n".join(f".{n} {{ --light: {s.light}; --dark: {s.dark}; }}" for n, s in named_styles().items())
 
 
 def _other(method: str) -> int:
