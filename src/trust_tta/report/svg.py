@@ -138,7 +138,7 @@ def marker(variant: Variant, x: float, y: float, *, size: float = 5.0, tip: str 
 
 
 def document(
-    height: float, title: str, children: Sequence[Element], *, width: float = WIDTH, role: str = "", step: float = 0.0
+    height: float, label: str, children: Sequence[Element], *, width: float = WIDTH, role: str = "", step: float = 0.0
 ) -> Element:
     """A whole drawing; `step` is the height of its rows, which the page may hide."""
     return element(
@@ -148,7 +148,7 @@ def document(
         viewBox=f"0 0 {number(width)} {number(height)}",
         class_=f"chart {role}".strip(),
         role="img",
-        aria_label=title,
+        aria_label=label,
         font_size=12,
         data_step=step or None,
     )
@@ -212,7 +212,7 @@ def _dots(chart: Chart) -> Element:
         place = f"translate(0 {number(top + step * i)})"
         drawn.append(element("g", *shapes, class_="row", transform=place, data_d=domain, data_s=method))
     axis = element("g", *bottom_axis(scale, bottom, top - 900, chart.y_label, unit=100), class_="under")
-    return document(bottom + 42, chart.title, [axis, *drawn], role="dots", step=step)
+    return document(bottom + 42, chart.caption, [axis, *drawn], role="dots", step=step)
 
 
 def _scatter(chart: Chart) -> Element:
@@ -250,7 +250,7 @@ def _scatter(chart: Chart) -> Element:
             taken.append(Label(start, start + width, baseline))
             name = text(start, baseline, short, role=f"name {css_class(s.variant.method)}")
             shapes.append(element("g", name, data_s=s.variant.index))
-    return document(height, chart.title, [*shapes, *_outlier_note(outliers, left + 12, bottom - 6)])
+    return document(height, chart.caption, [*shapes, *_outlier_note(outliers, left + 12, bottom - 6)])
 
 
 def _lines(chart: Chart) -> Element:
@@ -279,7 +279,7 @@ def _lines(chart: Chart) -> Element:
         role = f"name {css_class(s.variant.method)}"
         label = text(right + 10, place + 4, short_name(s.variant.label, 17), role=role)
         shapes.append(element("g", label, data_s=s.variant.index))
-    return document(height, chart.title, [*shapes, *_outlier_note(outliers, left + 12, bottom - 6)])
+    return document(height, chart.caption, [*shapes, *_outlier_note(outliers, left + 12, bottom - 6)])
 
 
 def _curve(chart: Chart, series: Series, x: Scale, y: Scale) -> list[Element]:
@@ -314,7 +314,7 @@ def _reliability(chart: Chart) -> Element:
             bars.append(element("rect", **box, opacity=p.weight, class_=role, data_tip=tip))
     axes = bottom_axis(x, bottom, top, chart.x_label) + left_axis(y, left, right, "")
     diagonal = line(x(0), y(0), x(1), y(1), "diagonal")
-    return document(size, chart.title, [*axes, *bars, diagonal], width=size, role="small")
+    return document(size, chart.caption, [*axes, *bars, diagonal], width=size, role="small")
 
 
 def spread_labels(places: Sequence[float], gap: float, top: float, bottom: float) -> list[float]:
