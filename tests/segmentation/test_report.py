@@ -21,7 +21,7 @@ from trust_tta.data.segmentation_metrics import IGNORED, count_confusion
 from trust_tta.report.model import Report, read_report
 from trust_tta.report.page import write_page
 from trust_tta.report.paper import compare, load_published
-from trust_tta.report.sections import galleries, legend
+from trust_tta.report.samples import galleries, legend
 from trust_tta.report.tables import class_table, paper_domains_table, paper_table
 from trust_tta.results import ResultStore
 

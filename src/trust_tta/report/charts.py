@@ -104,9 +104,7 @@ def by_domain(group: ResultGroup) -> list[Chart]:
         return []
     names, base, series = tuple(map(domain_name, group.domains)), baseline(group), domain_series(group)
     said = f"Accuracy of each method on each domain.{_interval_note(series)}"
-    chart = Chart(
-        "dots", "accuracy by domain", said, series, "accuracy", "accuracy", categories=names, rows_of="domain"
-    )
+    chart = Chart("dots", "accuracy by domain", said, series, "accuracy", categories=names, rows_of="domain")
     gains = domain_series(group, over=base) if base is not None else ()
     if base is None or not gains:
         return [chart]

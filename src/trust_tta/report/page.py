@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page."""
+"""The report as one self-contained HTML page; to add a section, make its table or chart and call it in page.html."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trust_tta import __version__
 from trust_tta.atomic import write_whole
 from trust_tta.config_io import read_asset
-from trust_tta.report import sections, svg, tables
-from trust_tta.report.charts import by_batch_size
+from trust_tta.report import charts, samples, svg, tables
 from trust_tta.report.model import Report
 from trust_tta.report.paper import compare, load_published
 from trust_tta.report.summary import summarize
@@ -86,8 +85,8 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals |= {
-        "sections": sections, "tables": tables, "summarize": summarize, "duration": duration, "compare": compare,
-        "by_batch_size": by_batch_size,
+        "charts": charts, "samples": samples, "tables": tables, "summarize": summarize, "duration": duration,
+        "compare": compare,
     }  # fmt: skip
     environment.filters["domain"] = domain_name
     environment.filters["key"] = lambda variant: Markup(svg.legend_key(variant))
