@@ -235,14 +235,15 @@ def _run_claimed(
     experiment: Experiment, writer: CellWriter, sequence: CellSequence, left: list[CellKey], provenance: Provenance
 ) -> None:
     """Run a sequence and write the cells in `left`; an error of a cell is recorded, one of the store is raised."""
-    results = run_sequence(experiment, sequence, provenance, _HeartbeatProgress(writer, sequence.cost))
+    progress = _HeartbeatProgress(writer, sequence.cost)
+    results = run_sequence(experiment, sequence, provenance, progress)
     while True:
         try:
             found = next(results, None)
-        except _StoreError as outside:
-            raise outside.error from outside.error.__cause__
-        except Exception as error:  # the other cells are still worth running
-            writer.fail(sequence, left, failure_text(error))
+        except Exception as error:
+            if error is progress.error:
+                raise
+            writer.fail(sequence, left, failure_text(error))  # the other cells are still worth running
             if device_is_lost(error):
                 raise BackendError(
                     f"the device of this process is lost ({failure_text(error)[:80]}); the cells it had not begun "
@@ -256,26 +257,23 @@ def _run_claimed(
             left.remove(found.key)
 
 
-class _StoreError(Exception):
-    """An error of the store or of the progress display: it ends the run, and the cell did not fail."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 class _HeartbeatProgress(Progress):
-    """Progress of one sequence: renews its claims, and reports batches by their cost."""
+    """Progress of one sequence: renews its claims, and reports batches by their cost.
+
+    An `error` of the store or of the display ends the run: the cell did not fail.
+    """
 
     def __init__(self, writer: CellWriter, cost: int) -> None:
         self.writer, self.cost = writer, cost
+        self.error: Exception | None = None
 
     def advance(self, n: int = 1) -> None:
         try:
             self.writer.store.heartbeat()
             self.writer.progress.advance(n * self.cost)
         except Exception as error:
-            raise _StoreError(error) from error
+            self.error = error
+            raise
 
 
 def device_is_lost(error: Exception) -> bool:

@@ -205,13 +205,6 @@ def check_engine(arguments: Namespace, *flags: str) -> None:
         raise ConfigError(f"--gpus {gpus:g}: give 0 or more")
 
 
-def local_engine(processes: int) -> SweepEngine | None:
-    """An engine with several processes on this machine; None for one."""
-    from trust_tta.bench.processes import run_in_processes
-
-    return partial(run_in_processes, processes=processes) if processes > 1 else None
-
-
 @contextmanager
 def open_cluster(arguments: Namespace, *, device: str) -> Iterator[tuple[ModuleType, TaskResources]]:
     """Ray, connected as long as the context lasts, and the resources of each task."""
@@ -228,7 +221,10 @@ def open_cluster(arguments: Namespace, *, device: str) -> Iterator[tuple[ModuleT
 def make_engine(arguments: Namespace, *, device: str) -> Iterator[SweepEngine | None]:
     """The engine that was asked for, as long as the context lasts; None: this process itself."""
     if arguments.engine == "local":
-        yield local_engine(arguments.processes or 1)
+        from trust_tta.bench.processes import run_in_processes
+
+        several = arguments.processes is not None and arguments.processes > 1
+        yield partial(run_in_processes, processes=arguments.processes) if several else None
         return
     from trust_tta.distributed.sweeps import run_on_cluster
 
