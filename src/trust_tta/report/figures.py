@@ -13,7 +13,7 @@ from trust_tta.optional import require
 from trust_tta.report import svg
 from trust_tta.report.charts import Chart, paper_charts
 from trust_tta.report.model import Report
-from trust_tta.report.theme import NAMED_STYLES, OUTLINES, Marker, Style
+from trust_tta.report.theme import NAMED_STYLES, OUTLINES, Marker, Style, style_of
 
 Axes: TypeAlias = Any  # of matplotlib
 
@@ -66,8 +66,8 @@ def save(stem: Path, chart: Chart) -> list[Path]:
         if chart.rows_of == "domain":  # on the page its buttons are the legend
             keys = []
             for variant in (series.variant for series in chart.series):
-                letter = MARKERS[variant.style.shape(variant.number)]
-                look = _marker_style(variant.style, 5.0, hollow=variant.style.hollow)
+                style = style_of(variant.method)
+                letter, look = MARKERS[style.shape(variant.number)], _marker_style(style, 5.0, hollow=style.hollow)
                 keys += axes.plot([], [], letter, label=variant.name, **look)
             figure.legend(handles=keys, ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
         files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("pdf", "svg")]

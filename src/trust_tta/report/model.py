@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 from trust_tta.report.text import safe_line
-from trust_tta.report.theme import Style, style_of
 from trust_tta.results import Cell, CellKey, Counts, Failure, ResultStore
 from trust_tta.results.display import BASELINES, rank
 from trust_tta.results.order_records import EntropyByOrder
@@ -76,10 +75,6 @@ class Variant:
     def name(self) -> str:
         """The label as shown."""
         return safe_line(self.label)
-
-    @property
-    def style(self) -> Style:
-        return style_of(self.method)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from trust_tta.report.charts import Chart, Point, Series, split_outliers
 from trust_tta.report.model import Variant
 from trust_tta.report.significance import pareto_front
 from trust_tta.report.text import safe, short_name, shortened
-from trust_tta.report.theme import OUTLINES, css_class
+from trust_tta.report.theme import OUTLINES, css_class, style_of
 from trust_tta.results import format_percent
 from trust_tta.results.record import BINS
 
@@ -131,9 +131,10 @@ def path(points: Sequence[tuple[float, float]], role: str, *, tip: str = "", val
 
 def marker(variant: Variant, x: float, y: float, *, size: float = 5.0, tip: str = "") -> Element:
     """The marker of a variant with its tooltip."""
-    role = f"mark {css_class(variant.method)}{' hollow' if variant.style.hollow else ''}"
+    style = style_of(variant.method)
+    role = f"mark {css_class(variant.method)}{' hollow' if style.hollow else ''}"
     transform = f"translate({number(round(x, 1))} {number(round(y, 1))}) scale({number(size)})"
-    outline = OUTLINES[variant.style.shape(variant.number)]
+    outline = OUTLINES[style.shape(variant.number)]
     return element("path", d=outline, transform=transform, class_=role, data_tip=tip)
 
 
