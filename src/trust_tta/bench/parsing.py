@@ -9,7 +9,7 @@ from typing import Any
 from trust_tta.bench.config import RunConfig
 from trust_tta.config_io import read_toml
 from trust_tta.errors import ConfigError
-from trust_tta.schema import examine, outline, show
+from trust_tta.schema import examine, flag_of, outline, show
 
 PARTS, SMALL = "parts", "small"
 
@@ -83,12 +83,6 @@ def parse_sections(
         count = "1 mistake" if len(listed) == 1 else f"{len(listed)} mistakes"
         raise ConfigError(f"{origin} has {count}: {'; '.join(listed)}")
     return tuple(configs)
-
-
-def flag_of(key: str) -> str:
-    """The command-line flag of a key: `model.name` is --model, `stream.batch_size` is --batch-size."""
-    table, _, name = key.rpartition(".")
-    return f"--{table if name == 'name' else name}".replace("_", "-")
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     recipe.add_argument("--recipe", metavar="FILE", help="TOML file with any of the following; flags override it")
     add_schema_arguments(recipe, TrainRecipe)
     pixels = parser.add_argument_group("recipe for segmentation (its defaults for the others differ; see the docs)")
-    add_schema_arguments(pixels, SegmentationRecipe, but=Recipe)
+    add_schema_arguments(pixels, SegmentationRecipe, without=Recipe.model_fields)
 
 
 def add_data_arguments(parser: ArgumentParser) -> None:
