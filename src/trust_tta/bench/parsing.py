@@ -66,9 +66,9 @@ def parse_sections(
     mistakes: Sequence[str] = (),
     flags: Mapping[str, str] | None = None,
 ) -> tuple[RunConfig, ...]:
-    """The experiments of some sections, given as the prefix of its mistakes and its values; one error lists them all.
+    """One experiment for each section, a pair of a prefix for its mistakes and its values; one error lists them all.
 
-    A mistake of a shared section is listed once, and after the `mistakes` found before.
+    The error begins with the `mistakes` found before, and names a mistake that several sections share once.
     """
     listed, configs = list(mistakes), []
     for where, content in sections:

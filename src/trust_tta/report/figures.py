@@ -13,13 +13,13 @@ from trust_tta.optional import require
 from trust_tta.report import svg
 from trust_tta.report.charts import Chart, paper_charts
 from trust_tta.report.model import Report
-from trust_tta.report.theme import NAMED_STYLES, OUTLINES, Marker, Style, style_of
+from trust_tta.report.theme import NAMED_STYLES, OUTLINES, Style, style_of
 
 Axes: TypeAlias = Any  # of matplotlib
 
 PIXELS_PER_INCH = 100.0
 INK, SOFT, FAINT = "#1d2026", "#596070", "#e6e3dc"
-MARKERS: dict[Marker, str] = {
+MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v",
     "left": "<", "plus": "P", "cross": "X", "star": "*", "right": ">", "pentagon": "p", "hexagon": "H", "thin": "d",
 }  # fmt: skip

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _PROVENANCE = tuple(f.name for f in fields(Provenance) if f.name not in ("started", "finished"))
 _KEY = tuple(f.name for f in fields(CellKey) if f.name != "options")
-_PICTURES = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"RIFF", "image/webp"))
 
 
 def write_page(report: Report, out_path: str | os.PathLike[str], *, title: str | None = None) -> None:
@@ -115,7 +114,7 @@ def _payload(
         ]
         for cell, environment in zip(cells, environments, strict=True)
     ]
-    kinds = [next((kind for magic, kind in _PICTURES if p.startswith(magic)), "image/png") for p in pictures]
+    kinds = ["image/png" if picture.startswith(b"\x89PNG") else "image/webp" for picture in pictures]
     return {
         "header": ["digest", *_KEY, "options", *VALUES, "environment", "started", "finished"],
         "runs": rows,

@@ -1,9 +1,8 @@
-"""Sample images and masks of a group, and what its labels leave out."""
+"""Sample images and segmentation masks of a group."""
 
 from __future__ import annotations
 
 import io
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -56,15 +55,3 @@ def legend(group: ResultGroup, report: Report) -> list[tuple[str, str]]:
         for i, name in enumerate(names)
         if len(colors) >= 3 * i + 3
     ]
-
-
-def defaults_note(group: ResultGroup) -> str:
-    """The options of a method's plain row, if other rows of it vary them: "trust without options: k=6."."""
-    said = []
-    for variant in group.variants:
-        others = [v for v in group.variants if v.method == variant.method and v is not variant]
-        if variant.label == variant.method and others:
-            values: dict[str, Any] = json.loads(variant.options)
-            varied = [n for n in sorted(values) if any(json.loads(o.options).get(n) != values[n] for o in others)]
-            said.append(f"{variant.name} without options: {', '.join(f'{n}={values[n]}' for n in varied)}.")
-    return " ".join(said)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from trust_tta.report.model import Aggregate, Cost, ResultGroup, Variant, finite_mean
 from trust_tta.report.paper import PaperComparison, published_times
@@ -123,6 +125,18 @@ def short_stream_note(group: ResultGroup) -> list[str]:
     equal = [v.name for v in learning if shown(v) == shown(bn)]
     batches = counted(longest, "batch")
     return [f"{joined(equal)} = bn: a stream of {batches} is too short to learn from"] if equal else []
+
+
+def defaults_note(group: ResultGroup) -> str:
+    """The options of a method's plain row, if other rows of it vary them: "trust without options: k=6."."""
+    said = []
+    for variant in group.variants:
+        others = [v for v in group.variants if v.method == variant.method and v is not variant]
+        if variant.label == variant.method and others:
+            values: dict[str, Any] = json.loads(variant.options)
+            varied = [n for n in sorted(values) if any(json.loads(o.options).get(n) != values[n] for o in others)]
+            said.append(f"{variant.name} without options: {', '.join(f'{n}={values[n]}' for n in varied)}.")
+    return " ".join(said)
 
 
 def cost_table(group: ResultGroup) -> DataTable | None:
