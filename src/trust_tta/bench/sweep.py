@@ -79,13 +79,8 @@ def open_plan(plan: ExperimentPlan, store: ResultStore, *, retry: bool) -> list[
 
 def unfinished(sequences: Sequence[CellSequence], store: ResultStore) -> list[CellSequence]:
     """The sequences that are neither finished nor ended by a failure."""
-    done, failed = ({key.digest for key in store.keys(status)} for status in ("done", "failed"))
-    left = []
-    for sequence in sequences:
-        digests = {key.digest for key in sequence.keys}
-        if not digests <= done and digests.isdisjoint(failed):
-            left.append(sequence)
-    return left
+    done, failed = (set(store.keys(status)) for status in ("done", "failed"))
+    return [s for s in sequences if not done.issuperset(s.keys) and failed.isdisjoint(s.keys)]
 
 
 def outcome_of(plan: ExperimentPlan, store: ResultStore) -> Outcome:

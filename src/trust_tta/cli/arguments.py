@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 
 # Metavars that the default value does not determine.
 _METAVARS = {
-    "model.name": "NAME",
     "model.checkpoint": "FILE",
     "model.num_classes": "N",
-    "model.preprocessing": "NAME",
     "model.classes": "FILE",
-    "data.dataset": "NAME",
     "data.root": "FOLDER",
     "data.images": "FILE",
     "data.labels": "FILE",
@@ -86,7 +83,7 @@ def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, wit
     from trust_tta.schema import flag_of, outline
 
     for key, default, text in outline(schema):
-        flag, metavar = flag_of(key), _METAVARS.get(key, "")
+        flag = flag_of(key)
         shown = "" if default in (..., None, {}) or "default" in text else f" (default {_written(default)})"
         text = f"{text}{shown}".replace("`", "'").replace("%", "%%")
         if key in without:
@@ -97,8 +94,7 @@ def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, wit
         elif isinstance(default, bool):
             parser.add_argument(flag, dest=key, action=BooleanOptionalAction, help=text)
         else:
-            kinds = {float: "X", int: "N", tuple: "A,B,C"}
-            metavar = metavar or kinds.get(type(default), "NAME")
+            metavar = _METAVARS.get(key) or {float: "X", int: "N", tuple: "A,B,C"}.get(type(default), "NAME")
             read = names_list if metavar == "A,B" else value if metavar in ("N", "X", "N[,N]", "A,B,C") else str
             parser.add_argument(flag, dest=key, type=read, metavar=metavar, help=text)
 

@@ -12,7 +12,6 @@ from trust_tta.report.model import Report, ResultGroup, Variant, aggregate, effe
 from trust_tta.report.significance import paired
 from trust_tta.report.text import domain_name, safe_line, short_domain
 from trust_tta.results import Reliability, format_percent
-from trust_tta.results.display import BASELINES
 from trust_tta.results.record import BINS
 
 Kind: TypeAlias = Literal["dots", "scatter", "lines", "reliability"]
@@ -302,9 +301,7 @@ def domain_series(group: ResultGroup, value: str = "accuracy", *, over: Variant 
 
 def baseline(group: ResultGroup) -> Variant | None:
     """The variant that gains are shown over: bn, else source, if it has finished anything."""
-    finished = {label for label, _ in group.at}
-    found = [v for method in reversed(BASELINES) for v in group.variants if v.method == method and v.label in finished]
-    return found[0] if found else None
+    return next((v for v in reversed(group.baselines) if group.cells_of(v.label)), None)
 
 
 def running_accuracy(group: ResultGroup, domain: str | None = None) -> list[Series]:

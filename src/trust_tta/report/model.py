@@ -333,20 +333,18 @@ def _select(items: Sequence[AnyCell], only: Mapping[str, Sequence[str]]) -> list
 
 def make_groups(items: Sequence[AnyCell]) -> list[ResultGroup]:
     """Group runs so that each group fits one table, in display order."""
-    corrupted: dict[tuple[Any, ...], set[tuple[Any, ...]]] = defaultdict(set)
-    places: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # of each item: its group, also without severity
+    bins: dict[tuple[Any, ...], list[AnyCell]] = defaultdict(list)
     for item in items:
         graded = not {"gradual", "sequence"}.isdisjoint(item.key.setting.split("+"))  # severities along the stream
-        values = tuple(None if n == "severity" and graded else getattr(item.key, n) for n in _TITLE_FIELDS)
-        bare = tuple(value for n, value in zip(_TITLE_FIELDS, values, strict=True) if n != "severity")
-        places.append((values, bare))
-        if item.key.severity is not None:
-            corrupted[bare].add(values)
-    bins: dict[tuple[Any, ...], list[AnyCell]] = defaultdict(list)
-    for item, (own, bare) in zip(items, places, strict=True):
-        # Clean images have no severity: they belong to the stream of each severity.
-        for values in (corrupted.get(bare) if item.key.severity is None else None) or {own}:
-            bins[values].append(item)
+        values = [None if n == "severity" and graded else getattr(item.key, n) for n in _TITLE_FIELDS]
+        bins[tuple(values)].append(item)
+    at = _TITLE_FIELDS.index("severity")
+    for clean in [values for values in bins if values[at] is None]:
+        same = [v for v in bins if v[at] is not None and v[:at] + v[at + 1 :] == clean[:at] + clean[at + 1 :]]
+        for corrupted in same:  # clean images have no severity: they belong to the stream of each
+            bins[corrupted] += bins[clean]
+        if same:
+            del bins[clean]
     order = sorted(bins, key=lambda values: [rank(n, v) for n, v in zip(_TITLE_FIELDS, values, strict=True)])
     return [
         ResultGroup(

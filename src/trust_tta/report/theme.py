@@ -81,15 +81,12 @@ OTHERS = (
 NAMED_STYLES = {f"m-{m}": s for m, s in STYLES.items()} | {f"m-other{i}": s for i, s in enumerate(OTHERS)}
 
 
-def style_of(method: str) -> Style:
-    """The style of a method; unknown methods get one by a hash of their name."""
-    return STYLES.get(method) or OTHERS[_other(method)]
-
-
 def css_class(method: str) -> str:
-    """CSS classes of a method's color; safe for any name."""
-    return f"tone m-{method}" if method in STYLES else f"tone m-other{_other(method)}"
+    """CSS classes of a method's color, safe for any name; unknown methods get one by a hash of their name."""
+    other = sum(method.encode("utf-8", "replace")) % len(OTHERS)
+    return f"tone m-{method}" if method in STYLES else f"tone m-other{other}"
 
 
-def _other(method: str) -> int:
-    return sum(method.encode("utf-8", "replace")) % len(OTHERS)
+def style_of(method: str) -> Style:
+    """The style of a method."""
+    return NAMED_STYLES[css_class(method).removeprefix("tone ")]
