@@ -22,7 +22,7 @@ from trust_tta.models.ss2d import SS2D
 from trust_tta.models.typed import create_model
 from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.functional import grouped_scan
-from trust_tta.ops.selfcheck import BackendCheck, check_backend
+from trust_tta.ops.selfcheck import check_backend
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results import canonical_json
 from trust_tta.schema import Count, Natural, Rate, Schema
@@ -78,7 +78,16 @@ def measure_speed(
         preprocessing = getattr(model, "preprocessing", None)
         settings = settings.changed(size=preprocessing.size if preprocessing else 224)
     checks = {name: check_backend(name, str(device)) for name in ("reference", NATIVE[device.type])}
-    record = _describe(settings, model, device, checks)
+    config = canonical_json(settings.model_dump())
+    provenance = collect_provenance(device=device, dtype=",".join(settings.dtypes), config=config)
+    parameters = sum(p.numel() for p in model.parameters())
+    record: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "facts": {**asdict(provenance), "started": now()},
+        "settings": settings.model_dump(),
+        "parity": {name: {**asdict(check), "passed": check.passed} for name, check in checks.items()},
+        "network": {"name": settings.model or settings.checkpoint, "parameters": parameters},
+    }
     rows: list[Timing] = []
 
     with float32_only(device):
@@ -96,24 +105,6 @@ def measure_speed(
     record["facts"]["finished"] = now()
     keep(record)
     return record
-
-
-def _describe(
-    settings: SpeedSettings, model: nn.Module, device: torch.device, checks: dict[str, BackendCheck]
-) -> dict[str, Any]:
-    """The record before its rows: environment, settings, checks of the backends."""
-    config = canonical_json(settings.model_dump())
-    provenance = collect_provenance(device=device, dtype=",".join(settings.dtypes), config=config)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "facts": {**asdict(provenance), "started": now()},
-        "settings": settings.model_dump(),
-        "parity": {name: {**asdict(check), "passed": check.passed} for name, check in checks.items()},
-        "network": {
-            "name": settings.model or settings.checkpoint,
-            "parameters": sum(p.numel() for p in model.parameters()),
-        },
-    }
 
 
 def over_reference(rows: Sequence[Timing]) -> dict[str, float]:

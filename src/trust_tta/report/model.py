@@ -392,7 +392,7 @@ def _distinguish_labels(items: Sequence[AnyCell]) -> list[AnyCell]:
 def _split(
     items: Sequence[AnyCell], fields: Sequence[str], distinction: str = ""
 ) -> list[tuple[str, Sequence[AnyCell]]]:
-    """The runs in parts by the first of `fields` that leave one run for each entry and seed, each with what differs."""
+    """The runs, split by the first of `fields` until each entry has one run per seed, each with what sets it apart."""
     entries: dict[Place, list[CellKey]] = defaultdict(list)
     for item in items:
         if isinstance(item, Cell):

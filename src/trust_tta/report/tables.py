@@ -321,7 +321,7 @@ def entropy_table(records: Sequence[EntropyByOrder]) -> DataTable:
 
 
 def make_table(name: str, caption: str, titles: Sequence[str], rows: Sequence[Row]) -> DataTable:
-    """A table whose columns have these titles, the first of them over the names of the rows."""
+    """A table with these column titles; the first is that of the row names."""
     inner = zip(*(row.cells for row in rows), strict=True) if rows else ([] for _ in titles[1:])
     roles = ["words" if cells and cells[0].role == "words" else "" for cells in inner]
     return DataTable(name, caption, tuple(map(Column, titles, ["", *roles])), tuple(rows))
