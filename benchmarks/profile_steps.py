@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.device_clock import device_clock
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from trust_tta.bench.environment import collect_provenance
-from trust_tta.bench.timing import TimingLimits, Work, float32_only, repeat, wall_clock, warm_up
+from trust_tta.bench.timing import TimingLimits, Work, device_clock, float32_only, repeat, wall_clock, warm_up
 from trust_tta.methods.registry import create_method
 from trust_tta.models.typed import create_model
 

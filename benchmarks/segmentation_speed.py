@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.device_clock import device_clock
 
 from trust_tta.atomic import replacing
 from trust_tta.bench.environment import collect_provenance
-from trust_tta.bench.timing import TimingLimits, Work, repeat, wall_clock, warm_up
+from trust_tta.bench.timing import TimingLimits, Work, device_clock, repeat, wall_clock, warm_up
 from trust_tta.methods.registry import create_method
 from trust_tta.models.typed import create_model
 from trust_tta.ops.cuda_graphs import GraphedNetwork

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.startup import startup_timings
 
 from tests.conftest import SetThreads
 from trust_tta.bench.speed import (
@@ -20,7 +19,7 @@ from trust_tta.bench.speed import (
     scan_cases,
     stage_shapes,
 )
-from trust_tta.bench.startup import fill_gpu_caches
+from trust_tta.bench.startup import fill_gpu_caches, startup_timings
 from trust_tta.bench.timing import Case, Prepare, Timing, TimingLimits, Work, measure, repeat
 from trust_tta.errors import ConfigError
 from trust_tta.models.typed import create_model
@@ -188,7 +187,7 @@ def test_startup_rows_are_timed_in_new_processes(monkeypatch: pytest.MonkeyPatch
         return subprocess.CompletedProcess(command, int(failed), "1.5", "Traceback\nValueError: no")
 
     monkeypatch.setattr(subprocess, "run", run)
-    rows = list(startup_timings("vmamba_nano", ["model"], device="cpu", batch=2, size=16))
+    rows = list(startup_timings("vmamba_nano", ["model"], device="cpu", backend="cpu", batch=2, size=16))
     works = ["import trust_tta", "trust-tta --help", "first model(x), cold cache", "first model(x), warm cache"]
     assert [row.work for row in rows] == works
     assert [row.median_ms for row in rows[2:]] == [1500, 1500]

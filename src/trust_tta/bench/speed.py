@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trust_tta.bench.environment import collect_provenance, now
+from trust_tta.bench.startup import startup_timings
 from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, float32_only, measure
 from trust_tta.methods.registry import create_method
 from trust_tta.models.base import ScanNetwork
@@ -32,6 +33,8 @@ TRUST_ORDERS = 6  # by default
 NATIVE = {"cpu": "cpu", "cuda": "triton"}  # the backend that "auto" takes on a device
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
+STARTUP_METHODS = ("model", "tent", "trust", "tide")  # on a CPU, TRUST and Tent compile nothing of their own
+
 Step: TypeAlias = tuple[str, dict[str, Any]]
 """A method and its options; the name "" stands for the network itself."""
 
@@ -39,7 +42,7 @@ Step: TypeAlias = tuple[str, dict[str, Any]]
 class SpeedSettings(Schema):
     """The network and the sizes of a run; scans are measured at the largest batch size.
 
-    `size` None: that of the network's preprocessing.
+    `size` None: that of the network's preprocessing. `startup`: also time imports and first batches in new processes.
     Each row is repeated `repeats` times at least and for `seconds` at least, after at most `warmups` calls.
     """
 
@@ -49,6 +52,7 @@ class SpeedSettings(Schema):
     dtypes: Annotated[tuple[Literal["float32", "bf16"], ...], Field(min_length=1)]
     checkpoint: str | None = None
     classes: Count | None = None  # outputs of a network without a checkpoint
+    startup: bool = False
     repeats: Count = 3
     seconds: Rate = 1.0
     warmups: Natural = 6
@@ -58,7 +62,7 @@ def default_settings(device: torch.device, *, quick: bool = False) -> dict[str, 
     """The paper's network on a GPU, the shipped one on a CPU; `quick`: every part once, at tiny sizes."""
     paper = {"model": "vmamba_tiny_s1l8_bn", "batches": (128, 1), "size": 224, "dtypes": ("float32", "bf16")}
     shipped = {"model": "vmamba_nano", "batches": (64,), "size": 32, "dtypes": ("float32",)}
-    values: dict[str, Any] = paper if device.type == "cuda" else shipped
+    values: dict[str, Any] = {**(paper if device.type == "cuda" else shipped), "startup": not quick}
     once = {"model": "vmamba_nano", "batches": (8,), "size": 16, "seconds": 0.0, "repeats": 1, "warmups": 0}
     return values | once if quick else values
 
@@ -90,17 +94,35 @@ def measure_speed(
     }
     rows: list[Timing] = []
 
+    def add(row: Timing) -> None:
+        rows.append(row)
+        progress.advance()
+        record["rows"] = [asdict(row) for row in rows]
+        record["over_reference"] = over_reference(rows)
+        record["seconds"] = time.perf_counter() - begun
+        keep(record)
+
     with float32_only(device):
         cases = make_cases(settings, model, device=device)
         progress.start(len(cases), "measuring")
         for case in cases:
             check = checks[case.timing.backend]
             refused = f"refused: the backend's error is {check.error:.1e} ({check.where})"
-            rows.append(measure(case, device) if check.passed else replace(case.timing, failed=refused))
-            progress.advance()
-            record |= {"rows": [asdict(row) for row in rows], "over_reference": over_reference(rows)}
-            record["seconds"] = time.perf_counter() - begun
-            keep(record)
+            add(measure(case, device) if check.passed else replace(case.timing, failed=refused))
+        progress.finish()
+    if settings.startup:
+        methods = ("model", "tide") if device.type == "cpu" else STARTUP_METHODS
+        progress.start(2 + 2 * len(methods), "starting processes")
+        for row in startup_timings(
+            settings.model or "",
+            methods,
+            checkpoint=settings.checkpoint or "",
+            device=str(device),
+            backend=NATIVE[device.type],
+            batch=max(settings.batches),
+            size=settings.size or 0,
+        ):
+            add(row)
         progress.finish()
     record["facts"]["finished"] = now()
     keep(record)

@@ -1,19 +1,31 @@
-"""First batches in new processes, which compile the kernels that later processes find in the cache."""
+"""First-call times in fresh processes: imports, help, and the first batch with an empty and with a filled cache."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from trust_tta.bench.timing import Timing
 from trust_tta.errors import one_line
 
+CACHE_VARIABLES = (
+    "TRUST_TTA_CACHE",
+    "NUMBA_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "XDG_CACHE_HOME",
+)
 TIMEOUT_SECONDS = 600
+
+# The work of `fill_gpu_caches`: the kernels depend on the size of a batch through their tiles, and on TRUST's mode.
+GPU_WORK = ("model", "tent", "trust", "trust split", "tide")
+GPU_BATCHES = (16, 1, 128)
 
 # Prints the seconds from the end of the imports to the first logits on the host.
 FIRST_BATCH = """
@@ -33,49 +45,73 @@ print(time.perf_counter() - begin)
 """
 
 
+def startup_timings(
+    model: str, methods: Sequence[str], *, checkpoint: str = "", device: str, backend: str, batch: int, size: int
+) -> Iterator[Timing]:
+    """Rows of the part "start": one process each, the cache folder empty ("cold") or filled by the one before ("warm").
+
+    `methods`: first batches to time, "model" for the network itself.
+    """
+    place = Timing(part="start", work="", backend=backend, dtype="float32", batch=batch, size=size)
+    yield _timed(place, "import trust_tta", [sys.executable, "-c", "import trust_tta"], {}, whole=True)
+    yield _timed(place, "trust-tta --help", [sys.executable, "-m", "trust_tta", "--help"], {}, whole=True)
+    for method in methods:
+        what = _name(method)
+        command = _first_batch(model, checkpoint, method, place, device)
+        with tempfile.TemporaryDirectory(prefix="trust-tta-") as folder:
+            caches = dict.fromkeys(CACHE_VARIABLES, folder)
+            for state in ("cold cache", "warm cache"):
+                yield _timed(place, f"{what}, {state}", command, caches)
+
+
 def fill_gpu_caches(
-    model: str = "vmamba_tiny_s1l8_bn", *, device: str = "cuda", batches: Sequence[int] = (16, 1, 128), size: int = 224
+    model: str = "vmamba_tiny_s1l8_bn",
+    *,
+    device: str = "cuda",
+    batches: Sequence[int] = GPU_BATCHES,
+    size: int = 224,
 ) -> list[Timing]:
     """Compile the Triton kernels of a network and of the methods into the user's cache, in processes side by side.
 
-    One row for each batch size, piece of work and dtype: kernels depend on the batch size through their tiles, and on
-    TRUST's mode.
+    One row for each batch size, piece of work and dtype. A process compiles the kernels of a pass side by side itself,
+    but waits for its imports, and for kernels outside such passes one after another.
     """
     place = Timing(part="start", work="", backend="triton", dtype="", batch=0, size=size)
-    rows = [
+    places = [
         replace(place, work=work, dtype=dtype, batch=batch)
         for batch in batches
-        for work in ("model", "tent", "trust", "trust split", "tide")
+        for work in GPU_WORK
         for dtype in ("float32", "bf16")
         if batch > 1 or work != "trust split"
     ]
-    # A process waits for its imports, and for kernels outside of passes one after another: several share the cores.
     with ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 4)) as pool:
-        return list(pool.map(lambda row: time_first_batch(row, model=model, device=device), rows))
+        commands = [_first_batch(model, "", each.work, each, device) for each in places]
+        rows = [pool.submit(_timed, p, _name(p.work), c, {}) for p, c in zip(places, commands, strict=True)]
+        return [row.result() for row in rows]
 
 
-def time_first_batch(
-    row: Timing, *, model: str, checkpoint: str = "", device: str, variables: Mapping[str, str] | None = None
+def _name(method: str) -> str:
+    return "first model(x)" if method == "model" else f"first {method} batch"
+
+
+def _first_batch(model: str, checkpoint: str, method: str, place: Timing, device: str) -> list[str]:
+    """The command that prints the seconds of a first batch."""
+    sizes = (str(place.batch), str(place.size), place.dtype)
+    return [sys.executable, "-c", FIRST_BATCH, model, checkpoint, method, device, *sizes]
+
+
+def _timed(
+    place: Timing, work: str, command: Sequence[str], variables: Mapping[str, str], *, whole: bool = False
 ) -> Timing:
-    """The row with the time of the first batch of its work, "model" or a method and its mode, in a new process."""
-    sizes = [str(row.batch), str(row.size), row.dtype]
-    command = [sys.executable, "-c", FIRST_BATCH, model, checkpoint, row.work, device, *sizes]
-    row = replace(row, work="first model(x)" if row.work == "model" else f"first {row.work} batch")
-    return time_process(row, command, variables=variables, printed=True)
-
-
-def time_process(
-    row: Timing, command: Sequence[str], *, variables: Mapping[str, str] | None = None, printed: bool = False
-) -> Timing:
-    """The row with the run time of a process, or with the seconds that it `printed`."""
+    """The row of one process: its whole run time, or the seconds that it prints."""
     begin = time.perf_counter()
     try:
         ended = subprocess.run(
-            command, env={**os.environ, **(variables or {})}, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+            command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired:
-        return replace(row, failed=f"not finished after {TIMEOUT_SECONDS} seconds")
+        return replace(place, work=work, failed=f"not finished after {TIMEOUT_SECONDS} seconds")
     if ended.returncode:
-        return replace(row, failed=one_line(ended.stderr.strip().splitlines()[-1], longest=200))
-    seconds = float(ended.stdout) if printed else time.perf_counter() - begin
-    return replace(row, median_ms=1e3 * seconds, p20_ms=1e3 * seconds, p80_ms=1e3 * seconds, repeats=1)
+        return replace(place, work=work, failed=one_line(ended.stderr.strip().splitlines()[-1], longest=200))
+    seconds = time.perf_counter() - begin if whole else float(ended.stdout)
+    return replace(place, work=work, median_ms=1e3 * seconds, p20_ms=1e3 * seconds, p80_ms=1e3 * seconds, repeats=1)

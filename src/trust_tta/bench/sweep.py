@@ -12,7 +12,7 @@ import torch
 
 from trust_tta.bench.config import CLEAN_DATA_OPTIONS, RunConfig
 from trust_tta.bench.environment import collect_provenance, now
-from trust_tta.bench.experiment import CLEAN_IMAGES, CellSequence, Experiment, ExperimentPlan
+from trust_tta.bench.experiment import CLEAN_IMAGES, CellSequence, Experiment, ExperimentPlan, estimate_costs
 from trust_tta.bench.runner import EvaluationOptions, kept_pictures, run_stream
 from trust_tta.errors import LONGEST_MESSAGE, BackendError, ConfigError, TrustError, reason_of
 from trust_tta.methods.registry import create_method, method_options
@@ -41,7 +41,7 @@ def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT,
     Progress is counted in estimated cost; each finished cell is a note.
     """
     experiment = Experiment(config)
-    plan = experiment.plan
+    plan = estimate_costs(experiment.plan, store)
     for text in plan.warnings:
         progress.note(f"warning: {text}")
     left = open_plan(plan, store, retry=retry)

@@ -1,10 +1,10 @@
-"""`trust-tta speed`: times and memory of the forward pass, Tent, TRUST, tide and the scan."""
+"""`trust-tta speed`: times and memory of the forward pass, Tent, TRUST, tide and the scan, and of first calls."""
 
 from __future__ import annotations
 
 import json
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -35,6 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     dtypes = "float32, bf16 or both (default: float32; on a GPU both)"
     add("--dtype", dest="dtypes", type=names_list, metavar="A[,B]", help=dtypes)
     add("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
+    add("--startup", action=BooleanOptionalAction, help="time imports and first batches, too (default: yes)")
     add("--repeats", type=int, metavar="N", help="fewest repeats of each row (default 3)")
     add("--seconds", type=float, metavar="S", help="how long each row is repeated at least (default 1)")
     add("--quick", action="store_true", help="tiny sizes and one repeat, to see that it runs")
@@ -80,7 +81,7 @@ def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
         values["size"] = find_preset(arguments.preprocessing).size
     if arguments.classes:
         values["classes"] = len(read_class_names(arguments.classes))
-    for name in ("model", "checkpoint", "batches", "size", "dtypes", "repeats", "seconds"):
+    for name in ("model", "checkpoint", "batches", "size", "dtypes", "startup", "repeats", "seconds"):
         if getattr(arguments, name) is not None:
             values[name] = getattr(arguments, name)
     flags = {name: f"--{name}" for name in values} | {"batches": "--batch", "dtypes": "--dtype"}
@@ -92,11 +93,16 @@ def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
 
 def show(record: dict[str, Any]) -> None:
     """The record as tables and a few lines."""
+    from trust_tta.report.formats import plain_table, to_text
+
     rows, facts = record["rows"], record["facts"]
     say(f"{facts['device']}, PyTorch {facts['torch']}, {facts['threads']} threads; median of the repeats, in ms\n")
     say(f"network\n{timing_table([row for row in rows if row['part'] == 'network'], ('batch',), rates=True)}")
     if scans := [row for row in rows if row["part"] == "scan"]:
         say(f"scan alone\n{timing_table(scans, ('batch', 'channels', 'size'))}")
+    if started := [row for row in rows if row["part"] == "start"]:  # a cold cache is an empty folder
+        lines = [(row["work"], row["failed"] or f"{row['median_ms'] / 1e3:.2f}") for row in started]
+        say(f"first calls, each in a new process\n{to_text(plain_table(('', 'seconds'), lines))}")
     network = record["network"]
     say(f"{network['name']}: {network['parameters']:,} parameters")
     for place, ratio in record["over_reference"].items():
