@@ -128,6 +128,12 @@ def outline(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", default, field.description or ""
 
 
+def flag_of(key: str) -> str:
+    """The command-line flag of a key: `model.name` is --model, `stream.batch_size` is --batch-size."""
+    table, _, name = key.rpartition(".")
+    return f"--{table if name == 'name' else name}".replace("_", "-")
+
+
 def _mistakes(error: ValidationError, schema: type[BaseModel], flags: Mapping[str, str] | None = None) -> list[str]:
     """One message per wrong key: the value and what is allowed; alternatives of a union are joined by "or"."""
     mistakes: dict[str, list[str]] = {}

@@ -66,12 +66,12 @@ def test_bench_logs_while_it_runs_and_the_table_stays(
 
     logged: list[str] = []
 
-    def remember(experiment: str, run: str, settings: object) -> AbstractContextManager[trackers.Log]:
+    def remember(folder: Path, experiment: str, run: str, settings: object) -> AbstractContextManager[trackers.Log]:
         return nullcontext(
             lambda values: logged.append(f"{run} after {capsys.readouterr().out.count(' seed 0 ')} lines")
         )
 
-    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", lambda folder: remember)
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", remember)
     config = tiny_config(tmp_path)
     flags = ["--model", "vmamba_nano", "--checkpoint", str(config.model.checkpoint), "--dataset", "sample"]
     flags += ["--domains", "fog", "--limit", "16", "--batch-size", "16", "--methods", "source,tent"]
@@ -117,9 +117,10 @@ def test_tracker_out_of_reach_fails_at_the_end_and_names_the_remedy(
 ) -> None:
     from trust_tta.bench import trackers
 
-    def unreachable(experiment: str, run: str, settings: object) -> AbstractContextManager[trackers.Log]:
+    def unreachable(folder: Path, experiment: str, run: str, settings: object) -> AbstractContextManager[trackers.Log]:
         raise ConnectionError("no route to host")
 
-    monkeypatch.setitem(trackers.TRACKERS, "mlflow", lambda folder: unreachable)
+    monkeypatch.setattr(trackers, "require", lambda name, extra: None)
+    monkeypatch.setitem(trackers.TRACKERS, "mlflow", unreachable)
     with pytest.raises(TrustError, match="no route to host; the results are in the store: run the same command again"):
         log("mlflow", folder)

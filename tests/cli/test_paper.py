@@ -94,7 +94,8 @@ def test_every_command_of_the_table_parses_at_both_scales() -> None:
     parser = build_parser()
     for command in commands:
         arguments = parser.parse_args(shlex.split(command)[1:])
-        changes = {"data": {"dataset": arguments.dataset}} if arguments.dataset else {}
+        dataset = getattr(arguments, "data.dataset")
+        changes = {"data": {"dataset": dataset}} if dataset else {}
         assert read_parts(ROOT / arguments.config, changes, small=False)
         small = parser.parse_args(shlex.split(re.sub(r" --dataset \S+", "", command))[1:] + ["--small"])
         assert read_parts(ROOT / small.config, {}, small=small.small)

@@ -8,7 +8,7 @@ import pytest
 from tests.report.samples import make_cell, make_groups
 from tests.results.samples import ENTROPY, PROVENANCE
 from trust_tta.report import charts
-from trust_tta.report.sections import order_sections
+from trust_tta.report.tables import entropy_table
 from trust_tta.results import History
 from trust_tta.results.order_records import EntropyByOrder
 
@@ -88,13 +88,11 @@ def test_curves_relative_to_the_first_baseline() -> None:
 
 def test_entropies_are_a_table_with_the_lowest_orders_in_bold() -> None:
     other = EntropyByOrder(title="b", orders=("dbca", "cdab", "abcd"), entropy=(1.0, 2.0, 3.0), k=1)
-    (section,) = order_sections([ENTROPY, other])
-    (table,) = section.tables
+    table = entropy_table([ENTROPY, other])
     assert [column.title for column in table.columns] == ["data", "abcd", "badc", "cdab", "dbca"]
     first, second = ([(cell.text, cell.best) for cell in row.cells] for row in table.rows)
     assert first == [("0.600", True), ("0.750", False), ("–", False), ("0.700", True)]
     assert second == [("3.000", False), ("–", False), ("2.000", False), ("1.000", True)]
-    assert order_sections([]) == []
 
 
 def test_update_gains_note_the_accuracy_before_and_after() -> None:

@@ -9,10 +9,10 @@ import pytest
 from tests.report.samples import make_cell, make_groups
 from tests.results.samples import cell
 from trust_tta.report.formats import plain_table, to_csv, to_latex, to_markdown, to_text
-from trust_tta.report.model import ResultGroup
-from trust_tta.report.sections import group_sections
+from trust_tta.report.model import Report, ResultGroup
+from trust_tta.report.page import render_page
 from trust_tta.report.tables import DataTable, accuracy_table, calibration_table, notes
-from trust_tta.results import Cell
+from trust_tta.results import Cell, Counts
 
 CELLS = [
     cell("source", "fog", 0.5004),
@@ -137,10 +137,10 @@ def test_streams_too_short_to_learn_from_are_noted(batches: int, noted: bool) ->
 
 def test_calibration_says_that_roid_confidences_are_no_probabilities() -> None:
     for method, expected in (("roid", True), ("tent", False)):
-        sections = group_sections(group_of(make_cell(method, "fog"), make_cell("bn", "fog")))
-        section = next((section for section in sections if section.title == "Calibration"), None)
-        assert section is not None
-        assert ("The confidence of roid is not a probability" in section.note) is expected
+        groups = make_groups([make_cell(method, "fog"), make_cell("bn", "fog")])
+        page = render_page(Report(tuple(groups), Counts(done=2)))
+        assert "Calibration" in page
+        assert ("The confidence of roid is not a probability" in page) is expected
 
 
 @pytest.mark.parametrize("render", [to_text, to_markdown, to_csv, to_latex], ids=["text", "markdown", "csv", "latex"])

@@ -13,10 +13,9 @@ from scipy import stats
 
 from tests.report.samples import fill_store, make_cell, make_groups
 from trust_tta.report.model import read_report
-from trust_tta.report.sections import group_sections
 from trust_tta.report.significance import Difference, difference, mcnemar
 from trust_tta.report.summary import summarize
-from trust_tta.report.tables import accuracy_table
+from trust_tta.report.tables import accuracy_table, difference_table
 from trust_tta.results import Cell
 
 N = 2000
@@ -119,9 +118,9 @@ def test_a_tie_is_the_headline(tmp_path: Path) -> None:
     lead, *_ = summarize(report.groups[0])
     assert "a tie: trust and bn reach 50.0 to 50.2 % accuracy" in lead
     assert lead.endswith("(no significant difference: 1 seed and a paired test over images).")
-    section = group_sections(report.groups[0])[0]
-    assert section.title == "Is the best significantly better?"
-    (line,) = section.tables[0].rows
+    table = difference_table(report.groups[0])
+    assert table is not None
+    (line,) = table.rows
     assert [entry.text for entry in line.cells] == ["+0.2", "–", "1", "10", "5", "0.3", "no"]
 
 

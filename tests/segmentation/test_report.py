@@ -20,8 +20,9 @@ from trust_tta.bench.sweep import sweep
 from trust_tta.data.segmentation_metrics import IGNORED, count_confusion
 from trust_tta.report.model import Report, read_report
 from trust_tta.report.page import write_page
-from trust_tta.report.paper import load_published
-from trust_tta.report.sections import class_table, galleries, legend, paper_tables
+from trust_tta.report.paper import compare, load_published
+from trust_tta.report.samples import galleries, legend
+from trust_tta.report.tables import class_table, paper_domains_table, paper_table
 from trust_tta.results import ResultStore
 
 
@@ -38,7 +39,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def test_class_table_sums_the_pixels_of_all_domains(report: Report) -> None:
     (group,) = report.groups
-    table = class_table(group, report)
+    table = class_table(group, report.class_names[group.dataset])
     assert table is not None
     assert [column.title for column in table.columns[:5]] == [
         "method", "mean Dice", "pixel accuracy", "sky", "building",
@@ -112,9 +113,9 @@ def test_published_trust_is_below_source_in_nine_cells(report: Report) -> None:
 
 def test_camvid_is_compared_with_table_7(report: Report) -> None:
     (group,) = report.groups
-    ((means, domains),) = paper_tables(group)
-    assert "Table 7" in means.caption
-    assert domains is not None
+    (found,) = compare(group)
+    assert "Table 7" in paper_table(group, found).caption
+    domains = paper_domains_table(group, found)
     published = {
         line.name: line.cells[1].text + line.cells[1].mark for line in domains.rows if line.cells[0].text == "published"
     }

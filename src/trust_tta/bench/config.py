@@ -28,8 +28,8 @@ CLEAN_DATA_OPTIONS = frozenset({"source_statistics", "fisher"})  # options that 
 
 
 def _as_tuple(value: Any) -> Any:
-    """A single value as a list of one."""
-    return value if isinstance(value, tuple) else tuple(value) if isinstance(value, list) else (value,)
+    """A single value as a tuple of one."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:

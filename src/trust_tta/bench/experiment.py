@@ -55,10 +55,6 @@ class CellSequence:
     batches: tuple[int, ...]  # of each cell
     cost: int  # of a batch, in forward passes
 
-    @property
-    def total_cost(self) -> int:
-        return self.cost * sum(self.batches)
-
 
 @dataclass(frozen=True, eq=False)
 class ExperimentPlan:
@@ -83,16 +79,13 @@ class ExperimentPlan:
     def baselines(self) -> dict[CellKey, CellKey]:
         """For each cell, the cell of the first baseline among the methods, to which its gain refers."""
         present = {sequence.method.name for sequence in self.sequences}
-        name = next((name for name in BASELINES if name in present), None)
-        found = {(c.batch_size, c.seed, c.positions): c.keys for c in self.sequences if c.method.name == name}
-        return {
-            key: base
-            for sequence in self.sequences
-            if name is not None and sequence.method.name != name
-            for key, base in zip(
-                sequence.keys, found[sequence.batch_size, sequence.seed, sequence.positions], strict=True
-            )
-        }
+        baseline = next((name for name in BASELINES if name in present), None)
+        found: dict[CellKey, CellKey] = {}
+        of_stream = {(s.batch_size, s.seed, s.positions): s.keys for s in self.sequences if s.method.name == baseline}
+        for s in self.sequences:
+            if baseline is not None and s.method.name != baseline:
+                found |= zip(s.keys, of_stream[s.batch_size, s.seed, s.positions], strict=True)
+        return found
 
     def prepare(self, domain: Domain, *, of: str | None = None) -> Domain:
         """The domain as input of its own network, or that of the domain `of`, with labels numbered as its outputs."""

@@ -8,7 +8,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -41,18 +41,15 @@ class BatchSums:
     seconds: float = 0.0
 
 
-Sums = TypeVar("Sums", bound=BatchSums)
-
-
 @dataclass(kw_only=True)
-class Meter(ABC, Generic[Sums]):
+class Meter(ABC):
     """The metrics of one task along a stream, batch by batch.
 
     `probabilities` says that outputs are probabilities already, not logits.
     """
 
     probabilities: bool = False
-    batches: list[Sums] = field(default_factory=list, init=False)
+    batches: list[Any] = field(default_factory=list, init=False)  # BatchSums of the task
 
     def update(
         self,
@@ -69,11 +66,11 @@ class Meter(ABC, Generic[Sums]):
             self.batches.append(replace(batch, seconds=seconds))
 
     @abstractmethod
-    def measure(self, outputs: Tensor, labels: Tensor, before: Any, indices: Tensor | None) -> Sums | None:
+    def measure(self, outputs: Tensor, labels: Tensor, before: Any, indices: Tensor | None) -> BatchSums | None:
         """The sums over a batch; None if it is empty."""
 
     @abstractmethod
-    def score(self, batches: Sequence[Sums], *, before: bool = False) -> float | None:
+    def score(self, batches: Sequence[Any], *, before: bool = False) -> float | None:
         """The accuracy over some batches after the update, NaN without samples, or `before` it, None if unknown."""
 
     @abstractmethod
@@ -145,7 +142,7 @@ class ClassifiedBatch(BatchSums):
 
 
 @dataclass(kw_only=True)
-class ClassificationMeter(Meter[ClassifiedBatch]):
+class ClassificationMeter(Meter):
     """Metrics of a stream of classified images.
 
     `classes` restricts the decision to some columns (labels keep the full numbering); `keep` names the data set indices
@@ -292,7 +289,7 @@ class PixelBatch(BatchSums):
 
 
 @dataclass(kw_only=True)
-class PixelMeter(Meter[PixelBatch]):
+class PixelMeter(Meter):
     """Outputs (n, classes, h, w), resized to the labels (n, h', w').
 
     Pixels are counted over the whole stream before any count is divided.

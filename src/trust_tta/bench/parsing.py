@@ -9,7 +9,7 @@ from typing import Any
 from trust_tta.bench.config import RunConfig
 from trust_tta.config_io import read_toml
 from trust_tta.errors import ConfigError
-from trust_tta.schema import examine, outline, show
+from trust_tta.schema import examine, flag_of, outline, show
 
 PARTS, SMALL = "parts", "small"
 
@@ -47,27 +47,42 @@ def read_parts(
     given = {f"{table}.{name}" for table, values in changes.items() if isinstance(values, Mapping) for name in values}
     given |= changes.keys() - {"methods"}  # which a file lists, too
     flags = {key: flag_of(key) for key, _, _ in outline(RunConfig) if path is None or key in given}
-    configs = [_check(where, apply_changes(values, changes), name, mistakes, flags) for where, values in chosen]
+    sections = [(where, apply_changes(values, changes)) for where, values in chosen]
     if isinstance(reduced, Mapping) and not small:
-        _check(f"{SMALL}: ", reduced, name, mistakes)
-    if mistakes:
-        raise _as_error(mistakes, origin)
-    return tuple(config for config in configs if config is not None)
+        sections.append((f"{SMALL}: ", dict(reduced)))
+    return parse_sections(sections, name=name, origin=origin, mistakes=mistakes, flags=flags)[: len(chosen)]
 
 
 def parse_config(content: Mapping[str, Any], *, name: str, origin: str) -> RunConfig:
     """The experiment that nested tables describe; one ConfigError lists all mistakes."""
-    mistakes: list[str] = []
-    config = _check("", content, name, mistakes)
-    if config is None or mistakes:
-        raise _as_error(mistakes, origin)
-    return config
+    return parse_sections([("", content)], name=name, origin=origin)[0]
 
 
-def flag_of(key: str) -> str:
-    """The command-line flag of a key: `model.name` is --model, `stream.batch_size` is --batch-size."""
-    table, _, name = key.rpartition(".")
-    return f"--{table if name == 'name' else name}".replace("_", "-")
+def parse_sections(
+    sections: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    name: str,
+    origin: str,
+    mistakes: Sequence[str] = (),
+    flags: Mapping[str, str] | None = None,
+) -> tuple[RunConfig, ...]:
+    """One experiment for each section, a pair of a prefix for its mistakes and its values; one error lists them all.
+
+    The error begins with the `mistakes` found before, and names a mistake that several sections share once.
+    """
+    listed, configs = list(mistakes), []
+    for where, content in sections:
+        values = {"experiment": name, **content}
+        named = values["experiment"] if isinstance(values["experiment"], str) else name
+        values = {"store": f"runs/{named}.sqlite", "model": {}, "data": {}, **values}
+        config, wrong = examine(RunConfig, values, flags=flags)
+        known = {mistake.split("]: ", 1)[-1] if mistake.startswith(PARTS) else mistake for mistake in listed}
+        listed += [f"{where}{mistake}" for mistake in wrong if mistake not in known]
+        configs += [config] if config is not None else []
+    if listed:
+        count = "1 mistake" if len(listed) == 1 else f"{len(listed)} mistakes"
+        raise ConfigError(f"{origin} has {count}: {'; '.join(listed)}")
+    return tuple(configs)
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,26 +115,6 @@ def apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     if tables or "methods" in merged:
         merged["methods"] = tables
     return merged
-
-
-def _as_error(mistakes: list[str], origin: str) -> ConfigError:
-    count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-    return ConfigError(f"{origin} has {count}: {'; '.join(mistakes)}")
-
-
-def _check(
-    where: str, content: Mapping[str, Any], name: str, mistakes: list[str], flags: Mapping[str, str] | None = None
-) -> RunConfig | None:
-    """One experiment; its mistakes are added with the prefix `where`, those of a shared section only once."""
-    values = {"experiment": name, **content}
-    named = values["experiment"] if isinstance(values["experiment"], str) else name
-    values.setdefault("store", f"runs/{named}.sqlite")
-    for section in ("model", "data"):
-        values.setdefault(section, {})
-    config, wrong = examine(RunConfig, values, flags=flags)
-    known = {mistake.split("]: ", 1)[-1] if mistake.startswith(PARTS) else mistake for mistake in mistakes}
-    mistakes += [f"{where}{mistake}" for mistake in wrong if mistake not in known]
-    return config
 
 
 def _select_dataset(sections: Sequence[tuple[str, Any]], dataset: str) -> list[tuple[str, Any]]:

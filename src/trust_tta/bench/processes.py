@@ -17,7 +17,7 @@ import torch
 
 from trust_tta.bench.config import DataConfig, RunConfig
 from trust_tta.bench.data import ExperimentData
-from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, make_plan
+from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, estimate_costs, make_plan
 from trust_tta.bench.sweep import CellWriter, Outcome, check_sequence, open_plan, outcome_of, run_sequences, unfinished
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError, TrustError
 from trust_tta.progress import SILENT, Progress
@@ -53,15 +53,16 @@ def sweep_parallel(
         try:
             plan = make_plan(config, data.setdefault(config.data, ExperimentData(config.data)))
             with ResultStore(config.store) as store:
-                plans[number] = open_plan(plan, store, retry=retry)
+                plan = estimate_costs(plan, store)
+                left += open_plan(plan, store, retry=retry)
                 store.plan(plan.keys, labels=plan.labels)
-                left += unfinished(plans[number].sequences, store)
+            plans[number] = plan
         except REFUSALS as error:
             ended[number] = error
     for text in dict.fromkeys(text for plan in plans.values() for text in plan.warnings):
         progress.note(f"warning: {text}")
     if left:
-        progress.start(sum(sequence.total_cost for sequence in left), "")
+        progress.start(sum(sequence.cost * sum(sequence.batches) for sequence in left), "")
         ended |= engine(plans, sequences=len(left), progress=progress)
         progress.finish()
     for number, plan in plans.items():

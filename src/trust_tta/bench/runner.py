@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -90,7 +89,7 @@ def run_domain(
 
 def make_meter(
     domain: Domain, options: EvaluationOptions, *, probabilities: bool = False, keep: Iterable[int] = ()
-) -> Meter[Any]:
+) -> Meter:
     """The metrics of the domain's task."""
     if isinstance(domain.dataset, SegmentationDataset):
         return PixelMeter(

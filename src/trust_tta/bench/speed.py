@@ -23,7 +23,7 @@ from trust_tta.models.ss2d import SS2D
 from trust_tta.models.typed import create_model
 from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.functional import grouped_scan
-from trust_tta.ops.selfcheck import BackendCheck, check_backend
+from trust_tta.ops.selfcheck import check_backend
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results import canonical_json
 from trust_tta.schema import Count, Natural, Rate, Schema
@@ -35,7 +35,8 @@ DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 STARTUP_METHODS = ("model", "tent", "trust", "tide")  # on a CPU, TRUST and Tent compile nothing of their own
 
-Maker: TypeAlias = Callable[[nn.Module, Tensor], Iterator[Work]]
+Step: TypeAlias = tuple[str, dict[str, Any]]
+"""A method and its options; the name "" stands for the network itself."""
 
 
 class SpeedSettings(Schema):
@@ -81,7 +82,16 @@ def measure_speed(
         preprocessing = getattr(model, "preprocessing", None)
         settings = settings.changed(size=preprocessing.size if preprocessing else 224)
     checks = {name: check_backend(name, str(device)) for name in ("reference", NATIVE[device.type])}
-    record = _describe(settings, model, device, checks)
+    config = canonical_json(settings.model_dump())
+    provenance = collect_provenance(device=device, dtype=",".join(settings.dtypes), config=config)
+    parameters = sum(p.numel() for p in model.parameters())
+    record: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "facts": {**asdict(provenance), "started": now()},
+        "settings": settings.model_dump(),
+        "parity": {name: {**asdict(check), "passed": check.passed} for name, check in checks.items()},
+        "network": {"name": settings.model or settings.checkpoint, "parameters": parameters},
+    }
     rows: list[Timing] = []
 
     def add(row: Timing) -> None:
@@ -119,24 +129,6 @@ def measure_speed(
     return record
 
 
-def _describe(
-    settings: SpeedSettings, model: nn.Module, device: torch.device, checks: dict[str, BackendCheck]
-) -> dict[str, Any]:
-    """The record before its rows: environment, settings, checks of the backends."""
-    config = canonical_json(settings.model_dump())
-    provenance = collect_provenance(device=device, dtype=",".join(settings.dtypes), config=config)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "facts": {**asdict(provenance), "started": now()},
-        "settings": settings.model_dump(),
-        "parity": {name: {**asdict(check), "passed": check.passed} for name, check in checks.items()},
-        "network": {
-            "name": settings.model or settings.checkpoint,
-            "parameters": sum(p.numel() for p in model.parameters()),
-        },
-    }
-
-
 def over_reference(rows: Sequence[Timing]) -> dict[str, float]:
     """Speedup of each piece of work over the reference scan."""
 
@@ -164,14 +156,17 @@ def make_cases(settings: SpeedSettings, model: nn.Module, *, device: torch.devic
     cases = []
     for batch in settings.batches:
         for dtype in settings.dtypes:
-            for work, maker in network_steps(model, batch=batch).items():
+            for work, step in network_steps(model, batch=batch).items():
                 row = Timing(
                     part="network", work=work, backend=NATIVE[device.type], dtype=dtype, batch=batch, size=size
                 )
-                cases.append(network_case(model, row, maker, limits))
+                cases.append(Case(timing=row, prepare=partial(network_step, model, row, step), limits=limits))
                 if isinstance(model, ScanNetwork) and work in slow and (batch, dtype) == (largest, "float32"):
                     reference = replace(row, backend="reference")
-                    cases.append(network_case(model, reference, maker, limits if device.type == "cpu" else few))
+                    prepare = partial(network_step, model, reference, step)
+                    cases.append(
+                        Case(timing=reference, prepare=prepare, limits=limits if device.type == "cpu" else few)
+                    )
     if isinstance(model, VMamba) and any(type(module) is SS2D for module in model.modules()):
         for shape in stage_shapes(model, batch=largest, size=size):
             for backend, dtype in [*((NATIVE[device.type], d) for d in settings.dtypes), ("reference", "float32")]:
@@ -182,23 +177,23 @@ def make_cases(settings: SpeedSettings, model: nn.Module, *, device: torch.devic
 # the network
 
 
-def network_steps(model: nn.Module, *, batch: int) -> dict[str, Maker]:
+def network_steps(model: nn.Module, *, batch: int) -> dict[str, Step]:
     """Pieces of work on a network by name; a batch of one cannot be split among orders."""
-    steps: dict[str, Maker] = {
-        "forward": _forward,
-        "forward by the method 'source'": _method("source"),
-        "forward and backward": _forward_and_backward,
-        "Tent": _method("tent"),
-        "tide": _method("tide"),
+    steps: dict[str, Step] = {
+        "forward": ("", {}),
+        "forward by the method 'source'": ("source", {}),
+        "forward and backward": ("", {}),
+        "Tent": ("tent", {}),
+        "tide": ("tide", {}),
     }
     if orders := order_count(model):
         steps |= {
-            "TRUST naive": _method("trust_naive"),
-            f"TRUST K={orders} sequential": _method("trust", mode="sequential"),
-            f"TRUST K={orders} parallel replicate": _method("trust", mode="replicate"),
+            "TRUST naive": ("trust_naive", {}),
+            f"TRUST K={orders} sequential": ("trust", {"mode": "sequential"}),
+            f"TRUST K={orders} parallel replicate": ("trust", {"mode": "replicate"}),
         }
         if batch > 1:
-            steps[f"TRUST K={orders} parallel split"] = _method("trust", mode="split")
+            steps[f"TRUST K={orders} parallel split"] = ("trust", {"mode": "split"})
     return steps
 
 
@@ -209,46 +204,32 @@ def order_count(model: nn.Module) -> int:
     return min(TRUST_ORDERS, len(model.scan_orders))
 
 
-def network_case(model: nn.Module, timing: Timing, maker: Maker, limits: TimingLimits) -> Case:
+@contextmanager
+def network_step(model: nn.Module, timing: Timing, step: Step) -> Iterator[Work]:
     """A step of the network with the backend of the timing, on random images."""
-
-    @contextmanager
-    def prepare() -> Iterator[Work]:
-        images = torch.randn(timing.batch, 3, timing.size, timing.size, generator=torch.Generator().manual_seed(0)).to(
-            next(model.parameters()).device
-        )
+    method, options = step
+    device = next(model.parameters()).device
+    size = (timing.batch, 3, timing.size, timing.size)
+    images = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(device)
+    if isinstance(model, ScanNetwork):
+        model.set_scan_backend(timing.backend)
+    try:
+        if method:
+            adapted = create_method(method, model, **options)
+            try:
+                yield lambda: adapted(images)
+            finally:
+                adapted.reset()  # the method's weights are the network's own
+        elif timing.work == "forward":
+            model.eval()
+            yield torch.no_grad()(lambda: model(images))
+        else:  # the gradient of every parameter, as in training
+            model.eval()
+            labels = torch.zeros(timing.batch, dtype=torch.long, device=device)
+            yield lambda: torch.autograd.grad(F.cross_entropy(model(images), labels), list(model.parameters()))
+    finally:
         if isinstance(model, ScanNetwork):
-            model.set_scan_backend(timing.backend)
-        try:
-            yield from maker(model, images)
-        finally:
-            if isinstance(model, ScanNetwork):
-                model.set_scan_backend("auto")
-
-    return Case(timing=timing, prepare=prepare, limits=limits)
-
-
-def _forward(model: nn.Module, images: Tensor) -> Iterator[Work]:
-    model.eval()
-    yield torch.no_grad()(lambda: model(images))
-
-
-def _forward_and_backward(model: nn.Module, images: Tensor) -> Iterator[Work]:
-    """The gradient of every parameter, as in training."""
-    model.eval()
-    labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
-    yield lambda: torch.autograd.grad(F.cross_entropy(model(images), labels), list(model.parameters()))
-
-
-def _method(name: str, **options: Any) -> Maker:
-    def maker(model: nn.Module, images: Tensor) -> Iterator[Work]:
-        method = create_method(name, model, **options)
-        try:
-            yield lambda: method(images)
-        finally:
-            method.reset()  # the method's weights are the network's own
-
-    return maker
+            model.set_scan_backend("auto")
 
 
 # the scan alone

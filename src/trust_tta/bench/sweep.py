@@ -41,37 +41,46 @@ def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT,
     Progress is counted in estimated cost; each finished cell is a note.
     """
     experiment = Experiment(config)
-    plan = experiment.plan
+    plan = estimate_costs(experiment.plan, store)
     for text in plan.warnings:
         progress.note(f"warning: {text}")
-    left = unfinished(open_plan(plan, store, retry=retry).sequences, store)
+    left = open_plan(plan, store, retry=retry)
     if left:  # a checkpoint that does not fit or missing data is a user's mistake, not a failure of a cell
         check_sequence(experiment, left[0])
     store.plan(plan.keys, labels=plan.labels)
     if left:
-        progress.start(sum(sequence.total_cost for sequence in left), "")
+        progress.start(sum(sequence.cost * sum(sequence.batches) for sequence in left), "")
     run_sequences(experiment, CellWriter(plan, store, progress), left)
     progress.finish()
     return outcome_of(plan, store)
 
 
-def open_plan(plan: ExperimentPlan, store: ResultStore, *, retry: bool) -> ExperimentPlan:
-    """The plan with the costs that finished cells had; `retry` releases failed cells to run again."""
+def open_plan(plan: ExperimentPlan, store: ResultStore, *, retry: bool) -> list[CellSequence]:
+    """The sequences left to run; `retry` releases failed cells.
+
+    Finished cells without a requested measure are refused: no finished cell is run again.
+    """
+    ours = set(plan.keys).__contains__
     if retry:
-        store.retry_failed(set(plan.keys).__contains__)
-    _check_measures(plan, store)
-    return estimate_costs(plan, store)
+        store.retry_failed(ours)
+    wanted = {name: int(amount) for name in MEASURES if (amount := getattr(plan.config, name))}
+    lacking = []  # of each finished cell, the measures that it lacks
+    for cell in store.results(ours, history=False) if wanted else ():
+        had = json.loads(cell.provenance.config)
+        lacking.append({name for name, amount in wanted.items() if amount > had.get(name, 0)})
+    if any(lacking):
+        raise ConfigError(
+            f"of the cells in '{store.path}', {sum(map(bool, lacking))} finished without this "
+            f"{' or '.join(sorted(set().union(*lacking)))}, and no finished cell is run again; "
+            "give another store, or omit it"
+        )
+    return unfinished(plan.sequences, store)
 
 
 def unfinished(sequences: Sequence[CellSequence], store: ResultStore) -> list[CellSequence]:
     """The sequences that are neither finished nor ended by a failure."""
-    done, failed = ({key.digest for key in store.keys(status)} for status in ("done", "failed"))
-    left = []
-    for sequence in sequences:
-        digests = {key.digest for key in sequence.keys}
-        if not digests <= done and digests.isdisjoint(failed):
-            left.append(sequence)
-    return left
+    done, failed = (set(store.keys(status)) for status in ("done", "failed"))
+    return [s for s in sequences if not done.issuperset(s.keys) and failed.isdisjoint(s.keys)]
 
 
 def outcome_of(plan: ExperimentPlan, store: ResultStore) -> Outcome:
@@ -221,14 +230,15 @@ def _run_claimed(
     experiment: Experiment, writer: CellWriter, sequence: CellSequence, left: list[CellKey], provenance: Provenance
 ) -> None:
     """Run a sequence and write the cells in `left`; an error of a cell is recorded, one of the store is raised."""
-    results = run_sequence(experiment, sequence, provenance, _HeartbeatProgress(writer, sequence.cost))
+    progress = _HeartbeatProgress(writer, sequence.cost)
+    results = run_sequence(experiment, sequence, provenance, progress)
     while True:
         try:
             found = next(results, None)
-        except _StoreError as outside:
-            raise outside.error from outside.error.__cause__
-        except Exception as error:  # the other cells are still worth running
-            writer.fail(sequence, left, failure_text(error))
+        except Exception as error:
+            if error is progress.error:
+                raise
+            writer.fail(sequence, left, failure_text(error))  # the other cells are still worth running
             if device_is_lost(error):
                 raise BackendError(
                     f"the device of this process is lost ({failure_text(error)[:80]}); the cells it had not begun "
@@ -242,26 +252,23 @@ def _run_claimed(
             left.remove(found.key)
 
 
-class _StoreError(Exception):
-    """An error of the store or of the progress display: it ends the run, and the cell did not fail."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 class _HeartbeatProgress(Progress):
-    """Progress of one sequence: renews its claims, and reports batches by their cost."""
+    """Progress of one sequence: renews its claims, and reports batches by their cost.
+
+    An `error` of the store or of the display ends the run: the cell did not fail.
+    """
 
     def __init__(self, writer: CellWriter, cost: int) -> None:
         self.writer, self.cost = writer, cost
+        self.error: Exception | None = None
 
     def advance(self, n: int = 1) -> None:
         try:
             self.writer.store.heartbeat()
             self.writer.progress.advance(n * self.cost)
         except Exception as error:
-            raise _StoreError(error) from error
+            self.error = error
+            raise
 
 
 def device_is_lost(error: Exception) -> bool:
@@ -273,24 +280,6 @@ def device_is_lost(error: Exception) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-def _check_measures(plan: ExperimentPlan, store: ResultStore) -> None:
-    """Refuse finished cells without a requested measure: no finished cell is run again."""
-    wanted = {name: int(amount) for name in MEASURES if (amount := getattr(plan.config, name))}
-    if not wanted:
-        return
-    cells, lacking = 0, set[str]()
-    for cell in store.results(set(plan.keys).__contains__, history=False):
-        had = json.loads(cell.provenance.config)
-        missing = {name for name, amount in wanted.items() if amount > had.get(name, 0)}
-        cells += bool(missing)
-        lacking |= missing
-    if lacking:
-        raise ConfigError(
-            f"of the cells in '{store.path}', {cells} finished without this {' or '.join(sorted(lacking))}, "
-            "and no finished cell is run again; give another store, or omit it"
-        )
 
 
 def failure_text(error: Exception) -> str:

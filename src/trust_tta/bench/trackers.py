@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.sweep import finished_cells
-from trust_tta.errors import DependencyError, TrustError, reason_of
+from trust_tta.errors import TrustError, reason_of
 from trust_tta.optional import require
 
 MEASURES = ("accuracy", "accuracy_before", "clean_accuracy", "ece", "nll", "brier", "entropy", "seconds_median")
@@ -25,75 +25,62 @@ SETTINGS = ("dataset", "setting", "severity", "method", "options", "batch_size",
 
 Settings: TypeAlias = Mapping[str, str]
 Log: TypeAlias = Callable[[Mapping[str, float]], None]
-OpenRun: TypeAlias = Callable[[str, str, Settings], AbstractContextManager[Log]]
-"""Opens a run of an experiment (name, name of the run, its settings); gives the function that logs values to it."""
 
 
-def tensorboard(folder: Path) -> OpenRun:
-    """Event files in FOLDER/experiment/run; those of an earlier process are replaced."""
-    require("tensorboard", extra="tensorboard")
+@contextmanager
+def tensorboard(folder: Path, experiment: str, run: str, settings: Settings) -> Iterator[Log]:
+    """An event file in FOLDER/experiment/run; those of an earlier process are replaced."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    @contextmanager
-    def open_run(experiment: str, run: str, settings: Settings) -> Iterator[Log]:
-        from torch.utils.tensorboard import SummaryWriter
-
-        place = folder / _plain(experiment) / _plain(run)
-        for earlier in place.glob("events.out.tfevents.*"):
-            earlier.unlink()
-        with SummaryWriter(str(place)) as writer:
-            writer.add_text("settings", "\n".join(f"- {key}: {text}" for key, text in settings.items()))
-
-            def log(values: Mapping[str, float]) -> None:
-                for name, value in values.items():
-                    writer.add_scalar(name, value, 0)
-                writer.flush()
-
-            yield log
-
-    return open_run
-
-
-def mlflow(_folder: Path) -> OpenRun:
-    """Runs on the server of MLFLOW_TRACKING_URI, found again by a tag."""
-    library: Any = require("mlflow", extra="mlflow")
-    client = library.MlflowClient()
-
-    @contextmanager
-    def open_run(experiment: str, run: str, settings: Settings) -> Iterator[Log]:
-        group, tag = library.set_experiment(experiment).experiment_id, hashlib.sha256(run.encode()).hexdigest()
-        found = client.search_runs([group], f"tags.trust_tta = '{tag}'")
-        opened = found[0] if found else client.create_run(group, run_name=run, tags={"trust_tta": tag})
-        for key, text in {} if found else settings.items():
-            client.log_param(opened.info.run_id, key, text)
+    place = folder / _plain(experiment) / _plain(run)
+    for earlier in place.glob("events.out.tfevents.*"):
+        earlier.unlink()
+    with SummaryWriter(str(place)) as writer:
+        writer.add_text("settings", "\n".join(f"- {key}: {text}" for key, text in settings.items()))
 
         def log(values: Mapping[str, float]) -> None:
-            for name in [name for name in values if _plain(name) not in opened.data.metrics]:
-                client.log_metric(opened.info.run_id, _plain(name), values[name])
+            for name, value in values.items():
+                writer.add_scalar(name, value, 0)
+            writer.flush()
 
         yield log
-        client.set_terminated(opened.info.run_id)
-
-    return open_run
 
 
-def wandb(_folder: Path) -> OpenRun:
-    """Runs of a project named after the experiment; `WANDB_MODE=offline` keeps them on disk."""
+@contextmanager
+def mlflow(_folder: Path, experiment: str, run: str, settings: Settings) -> Iterator[Log]:
+    """A run on the server of MLFLOW_TRACKING_URI, found again by a tag."""
+    library: Any = require("mlflow", extra="mlflow")
+    client = library.MlflowClient()
+    group, tag = library.set_experiment(experiment).experiment_id, hashlib.sha256(run.encode()).hexdigest()
+    found = client.search_runs([group], f"tags.trust_tta = '{tag}'")
+    opened = found[0] if found else client.create_run(group, run_name=run, tags={"trust_tta": tag})
+    for key, text in {} if found else settings.items():
+        client.log_param(opened.info.run_id, key, text)
+
+    def log(values: Mapping[str, float]) -> None:
+        for name in [name for name in values if _plain(name) not in opened.data.metrics]:
+            client.log_metric(opened.info.run_id, _plain(name), values[name])
+
+    yield log
+    client.set_terminated(opened.info.run_id)
+
+
+@contextmanager
+def wandb(_folder: Path, experiment: str, run: str, settings: Settings) -> Iterator[Log]:
+    """A run of a project named after the experiment; `WANDB_MODE=offline` keeps it on disk."""
     library: Any = require("wandb", extra="wandb")
-
-    @contextmanager
-    def open_run(experiment: str, run: str, settings: Settings) -> Iterator[Log]:
-        digest = hashlib.sha256(f"{experiment}/{run}".encode()).hexdigest()[:16]
-        resume = None if library.setup().settings.mode == "offline" else "allow"
-        opened = library.init(
-            project=_plain(experiment), name=run, id=digest, config=dict(settings), reinit="create_new", resume=resume
-        )
-        yield lambda values: opened.summary.update(dict(values))
-        opened.finish()
-
-    return open_run
+    digest = hashlib.sha256(f"{experiment}/{run}".encode()).hexdigest()[:16]
+    resume = None if library.setup().settings.mode == "offline" else "allow"
+    opened = library.init(
+        project=_plain(experiment), name=run, id=digest, config=dict(settings), reinit="create_new", resume=resume
+    )
+    yield lambda values: opened.summary.update(dict(values))
+    opened.finish()
 
 
-TRACKERS: dict[str, Callable[[Path], OpenRun]] = {"mlflow": mlflow, "tensorboard": tensorboard, "wandb": wandb}
+OpenRun: TypeAlias = Callable[[Path, str, str, Settings], AbstractContextManager[Log]]
+# Each opens a run (folder, experiment, name of the run, settings) and gives the function that logs values to it.
+TRACKERS: dict[str, OpenRun] = {"mlflow": mlflow, "tensorboard": tensorboard, "wandb": wandb}
 
 
 @dataclass
@@ -101,6 +88,7 @@ class CellLogger:
     """Sends finished cells of experiments to a tracker; one that is out of reach does not stop the benchmark."""
 
     open_run: OpenRun
+    folder: Path  # of TensorBoard's files
     parts: Sequence[RunConfig]
     logged: set[str] = field(default_factory=set)  # digests of cells
     runs: dict[tuple[str, str], Log] = field(default_factory=dict)  # by experiment and name
@@ -113,7 +101,7 @@ class CellLogger:
             run = f"{cell.label} on {key.dataset}, {key.setting}, batch {key.batch_size}, seed {key.seed}"
             if (key.experiment, run) not in self.runs:
                 settings = {name: str(getattr(key, name)) for name in SETTINGS} | {"device": cell.provenance.device}
-                opened = self.open_run(key.experiment, run, settings)
+                opened = self.open_run(self.folder, key.experiment, run, settings)
                 self.runs[key.experiment, run] = self.opened.enter_context(opened)
             values = {f"{name}/{key.domain}": getattr(cell.result, name) for name in MEASURES}
             self.runs[key.experiment, run]({name: x for name, x in values.items() if x is not None})
@@ -129,12 +117,8 @@ def log_cells(name: str | None, parts: Sequence[RunConfig]) -> Iterator[Callable
     if name is None:
         yield None
         return
-    try:
-        logger = CellLogger(TRACKERS[name](Path(parts[0].store).parent / "tensorboard"), parts)
-    except DependencyError:
-        raise
-    except Exception as error:
-        raise TrustError(f"--log {name}: {type(error).__name__}: {reason_of(error)}") from error
+    require(name, extra=name)
+    logger = CellLogger(TRACKERS[name], Path(parts[0].store).parent / "tensorboard", parts)
 
     def update() -> None:
         with suppress(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 
 # Metavars that the default value does not determine.
 _METAVARS = {
-    "model.name": "NAME",
     "model.checkpoint": "FILE",
     "model.num_classes": "N",
-    "model.preprocessing": "NAME",
     "model.classes": "FILE",
-    "data.dataset": "NAME",
     "data.root": "FOLDER",
     "data.images": "FILE",
     "data.labels": "FILE",
@@ -57,17 +54,9 @@ def use_passive_threads() -> None:
 def add_run_arguments(parser: ArgumentParser, *, results: bool = False) -> None:
     """The configuration file and a flag for each of its keys; with `results`, also those of `bench` only."""
     from trust_tta.bench.config import RunConfig
-    from trust_tta.bench.parsing import flag_of
-    from trust_tta.schema import outline
 
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="TOML file; flags override what it says")
-    for key, default, text in outline(RunConfig):
-        if key in _TABLE_FLAGS:
-            flag, text = _TABLE_FLAGS[key], f"{text}; repeatable"
-            parser.add_argument(flag, type=setting, action="append", default=[], metavar="NAME=VALUE", help=text)
-        elif key != "methods" and (results or key not in _RESULTS):
-            shown = "" if default in (..., None) or "default" in text else f" (default {_written(default)})"
-            _add_flag(parser, flag_of(key), default, f"{text}{shown}".replace("`", "'"), _METAVARS.get(key, ""))
+    add_schema_arguments(parser, RunConfig, without=("methods", *(() if results else _RESULTS)))
     parser.add_argument("--small", action="store_true", help="run the configuration's section [small]")
 
 
@@ -83,48 +72,46 @@ def add_network_arguments(parser: ArgumentParser) -> None:
 def read_experiments(arguments: Namespace, **changes: Any) -> tuple[RunConfig, ...]:
     """The experiments of the configuration, with the values of the flags and `changes`."""
     from trust_tta.bench.config import RunConfig
-    from trust_tta.bench.parsing import flag_of, read_parts
-    from trust_tta.schema import outline
+    from trust_tta.bench.parsing import read_parts
 
-    changed: dict[str, Any] = dict(changes)
-    for key, _, _ in outline(RunConfig):
-        flag = _TABLE_FLAGS.get(key, flag_of(key))
-        given = getattr(arguments, flag[2:].replace("-", "_"), None)
-        if key == "methods" or given is None or (key in _TABLE_FLAGS and not given):
+    path = Path(arguments.config) if arguments.config else None
+    return read_parts(path, {**schema_values(arguments, RunConfig), **changes}, small=arguments.small)
+
+
+def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, without: Collection[str] = ()) -> None:
+    """A flag for every field of a schema; its value is read as TOML or as a list of names, and the schema checks it."""
+    from trust_tta.schema import flag_of, outline
+
+    for key, default, text in outline(schema):
+        flag = flag_of(key)
+        shown = "" if default in (..., None, {}) or "default" in text else f" (default {_written(default)})"
+        text = f"{text}{shown}".replace("`", "'").replace("%", "%%")
+        if key in without:
             continue
-        *outer, name = key.split(".")
-        table = changed
-        for inner in outer:
-            table = table.setdefault(inner, {})
-        table[name] = dict(given) if key in _TABLE_FLAGS else given
-    return read_parts(Path(arguments.config) if arguments.config else None, changed, small=arguments.small)
-
-
-def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, but: type[Schema] | None = None) -> None:
-    """A flag for every field of a schema `but` those of another; the schema checks all values at once."""
-    for name in [name for name in schema.model_fields if but is None or name not in but.model_fields]:
-        field = schema.model_fields[name]
-        default = field.get_default()
-        text = f"{field.description} (default {_written(default)})"
-        metavar = "A,B,C" if isinstance(default, tuple) else "NAME" if isinstance(default, str) else "N"
-        _add_flag(parser, f"--{name.replace('_', '-')}", default, text, metavar)
-
-
-def _add_flag(parser: _ActionsContainer, flag: str, default: object, text: str, metavar: str) -> None:
-    """A flag whose value is read as TOML or as a list of names; its schema checks it."""
-    text = text.replace("%", "%%")
-    if isinstance(default, bool):
-        parser.add_argument(flag, action=BooleanOptionalAction, default=None, help=text)
-        return
-    metavar = metavar or ("X" if isinstance(default, float) else "N" if isinstance(default, int) else "NAME")
-    read = names_list if metavar == "A,B" else value if metavar in ("N", "X", "N[,N]", "A,B,C") else str
-    parser.add_argument(flag, type=read, metavar=metavar, help=text)
+        if key in _TABLE_FLAGS:
+            flag, text = _TABLE_FLAGS[key], f"{text}; repeatable"
+            parser.add_argument(flag, dest=key, type=setting, action="append", metavar="NAME=VALUE", help=text)
+        elif isinstance(default, bool):
+            parser.add_argument(flag, dest=key, action=BooleanOptionalAction, help=text)
+        else:
+            metavar = _METAVARS.get(key) or {float: "X", int: "N", tuple: "A,B,C"}.get(type(default), "NAME")
+            read = names_list if metavar == "A,B" else value if metavar in ("N", "X", "N[,N]", "A,B,C") else str
+            parser.add_argument(flag, dest=key, type=read, metavar=metavar, help=text)
 
 
 def schema_values(arguments: Namespace, schema: type[Schema]) -> dict[str, Any]:
-    """The fields of a schema that were given as flags."""
-    given = {name: getattr(arguments, name) for name in schema.model_fields}
-    return {name: written for name, written in given.items() if written is not None}
+    """The fields of a schema that were given as flags, in nested tables."""
+    from trust_tta.schema import outline
+
+    values: dict[str, Any] = {}
+    for key, _, _ in outline(schema):
+        if (given := getattr(arguments, key, None)) is not None:
+            *outer, name = key.split(".")
+            table = values
+            for inner in outer:
+                table = table.setdefault(inner, {})
+            table[name] = dict(given) if key in _TABLE_FLAGS else given
+    return values
 
 
 def names_list(text: str) -> list[str]:
@@ -205,13 +192,6 @@ def check_engine(arguments: Namespace, *flags: str) -> None:
         raise ConfigError(f"--gpus {gpus:g}: give 0 or more")
 
 
-def local_engine(processes: int) -> SweepEngine | None:
-    """An engine with several processes on this machine; None for one."""
-    from trust_tta.bench.processes import run_in_processes
-
-    return partial(run_in_processes, processes=processes) if processes > 1 else None
-
-
 @contextmanager
 def open_cluster(arguments: Namespace, *, device: str) -> Iterator[tuple[ModuleType, TaskResources]]:
     """Ray, connected as long as the context lasts, and the resources of each task."""
@@ -228,7 +208,10 @@ def open_cluster(arguments: Namespace, *, device: str) -> Iterator[tuple[ModuleT
 def make_engine(arguments: Namespace, *, device: str) -> Iterator[SweepEngine | None]:
     """The engine that was asked for, as long as the context lasts; None: this process itself."""
     if arguments.engine == "local":
-        yield local_engine(arguments.processes or 1)
+        from trust_tta.bench.processes import run_in_processes
+
+        several = arguments.processes is not None and arguments.processes > 1
+        yield partial(run_in_processes, processes=arguments.processes) if several else None
         return
     from trust_tta.distributed.sweeps import run_on_cluster
 

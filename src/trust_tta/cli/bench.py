@@ -52,8 +52,7 @@ def run(arguments: Namespace) -> None:
         if Path(arguments.export).suffix not in (".csv", ".parquet"):
             raise ConfigError(f"--export {arguments.export}: the file must end in .csv or .parquet")
         try_file("--export", arguments.export)
-    changed = {"methods": arguments.methods} if arguments.methods is not None else {}
-    parts = read_experiments(arguments, method_options=arguments.option, **changed)
+    parts = read_experiments(arguments, method_options=arguments.option)
     if arguments.list:
         from trust_tta.cli.cells import list_cells
 

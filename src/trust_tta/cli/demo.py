@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from importlib.resources import as_file, files
 
 from trust_tta.cli.arguments import use_passive_threads
@@ -37,7 +38,7 @@ def run(arguments: Namespace) -> None:
 
     from trust_tta.bench.environment import choose_device
     from trust_tta.bench.parsing import read_parts
-    from trust_tta.cli.arguments import local_engine
+    from trust_tta.bench.processes import run_in_processes
     from trust_tta.cli.cells import run_parts
     from trust_tta.report.formats import verdict
     from trust_tta.report.model import read_report
@@ -57,7 +58,7 @@ def run(arguments: Namespace) -> None:
         say(f"  {part.model.checkpoint}: {methods}; {counted(len(part.stream.seeds), 'seed')}")
     # So small a network does not fill several cores, but it fills one: hence a process per core.
     processes = min(MAX_PROCESSES, torch.get_num_threads()) if choose_device(first.device).type == "cpu" else 1
-    cells, problems = run_parts(parts, engine=local_engine(processes))
+    cells, problems = run_parts(parts, engine=partial(run_in_processes, processes=processes) if processes > 1 else None)
     page = out / "report.html"
     write_page(read_report(first.store), page)
     say(f"the report is {page.resolve()}")

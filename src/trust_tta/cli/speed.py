@@ -29,9 +29,11 @@ Record: TypeAlias = Mapping[str, Any]
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add_network_arguments(parser)
-    add("--batch", type=integers, metavar="N[,N]", help="batch sizes (default: 64 on a CPU, 128,1 on a GPU)")
+    batches = "batch sizes (default: 64 on a CPU, 128,1 on a GPU)"
+    add("--batch", dest="batches", type=integers, metavar="N[,N]", help=batches)
     add("--size", type=int, metavar="N", help="pixels of a side (default: 32 on a CPU, 224 on a GPU)")
-    add("--dtype", type=names_list, metavar="A[,B]", help="float32, bf16 or both (default: float32; on a GPU both)")
+    dtypes = "float32, bf16 or both (default: float32; on a GPU both)"
+    add("--dtype", dest="dtypes", type=names_list, metavar="A[,B]", help=dtypes)
     add("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
     add("--startup", action=BooleanOptionalAction, help="time imports and first batches, too (default: yes)")
     add("--repeats", type=int, metavar="N", help="fewest repeats of each row (default 3)")
@@ -79,11 +81,10 @@ def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
         values["size"] = find_preset(arguments.preprocessing).size
     if arguments.classes:
         values["classes"] = len(read_class_names(arguments.classes))
-    fields = {"batch": "batches", "dtype": "dtypes"}
-    for flag in ("batch", "dtype", "model", "checkpoint", "size", "startup", "repeats", "seconds"):
-        if getattr(arguments, flag) is not None:
-            values[fields.get(flag, flag)] = getattr(arguments, flag)
-    flags = {name: f"--{name}" for name in values} | {field: f"--{flag}" for flag, field in fields.items()}
+    for name in ("model", "checkpoint", "batches", "size", "dtypes", "startup", "repeats", "seconds"):
+        if getattr(arguments, name) is not None:
+            values[name] = getattr(arguments, name)
+    flags = {name: f"--{name}" for name in values} | {"batches": "--batch", "dtypes": "--dtype"}
     settings, mistakes = examine(SpeedSettings, values, flags=flags)
     if settings is None:
         raise ConfigError("; ".join(mistakes))

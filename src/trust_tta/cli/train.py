@@ -54,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     recipe.add_argument("--recipe", metavar="FILE", help="TOML file with any of the following; flags override it")
     add_schema_arguments(recipe, TrainRecipe)
     pixels = parser.add_argument_group("recipe for segmentation (its defaults for the others differ; see the docs)")
-    add_schema_arguments(pixels, SegmentationRecipe, but=Recipe)
+    add_schema_arguments(pixels, SegmentationRecipe, without=Recipe.model_fields)
 
 
 def add_data_arguments(parser: ArgumentParser) -> None:
@@ -131,6 +131,9 @@ def _training(
     from trust_tta.training.runs import TrainingJob
 
     local = arguments.engine == "local"
+    init = arguments.init and arguments.init.replace("{domain}", target or "all")
+    if init and Path(init).is_file():  # not a known name
+        init = str(Path(init).resolve())
     return TrainingJob(
         data=arguments.data,
         root=str(Path(arguments.root).resolve()) if several else arguments.root,
@@ -142,17 +145,9 @@ def _training(
         size=arguments.size,
         share=arguments.share,
         device=str(choose_device(arguments.device)) if local else arguments.device,
-        init=_initial_weights(arguments.init, target),
+        init=init,
         threads=max(1, torch.get_num_threads() // (arguments.processes or 1)) if several else None,
     )
-
-
-def _initial_weights(init: str | None, target: str | None) -> str | None:
-    """The checkpoint for a target; a file by its whole path, which other processes find too."""
-    if init is None:
-        return None
-    source = init.replace("{domain}", target or "all")
-    return str(Path(source).resolve()) if Path(source).is_file() else source
 
 
 def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:

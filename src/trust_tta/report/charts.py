@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from trust_tta.report.model import Report, ResultGroup, Variant, aggregate, effective_options
+from trust_tta.report.model import Report, ResultGroup, Variant, aggregate, effective_options, finite_mean
 from trust_tta.report.significance import paired
 from trust_tta.report.text import domain_name, safe_line, short_domain
-from trust_tta.results import Cell, Reliability, format_percent
-from trust_tta.results.display import BASELINES
+from trust_tta.results import Reliability, format_percent
 from trust_tta.results.record import BINS
 
 Kind: TypeAlias = Literal["dots", "scatter", "lines", "reliability"]
@@ -52,24 +51,15 @@ class Chart:
 
     kind: Kind
     name: str  # of its file
-    title: str  # for screen readers
+    caption: str
     series: tuple[Series, ...] = ()
-    caption: str = ""
     choice: str = ""  # its name among the charts of a panel
     x_label: str = ""
     y_label: str = ACCURACY
     categories: tuple[str, ...] = ()
     rows_of: Literal["", "domain", "method"] = ""
     x_scale: Literal["linear", "log", "doubling"] = "linear"
-    percent: bool = True  # values are fractions, shown in percent
     connected: tuple[tuple[Variant, ...], ...] = ()  # variants of a scatter plot joined by a line
-
-    def shown(self, value: float) -> float:
-        """A value in the unit of the axis."""
-        return 100 * value if self.percent else value
-
-    def text(self, value: float) -> str:
-        return format_percent(value) if self.percent else f"{value:.4g}"
 
 
 def split_outliers(series: Sequence[Series]) -> tuple[list[Series], list[Series]]:
@@ -88,16 +78,9 @@ def outlier_floor(values: Sequence[float]) -> float:
     return -math.inf
 
 
-def finite_mean(values: Iterable[float]) -> float:
-    """The mean of the finite values; NaN without any."""
-    finite = [v for v in values if math.isfinite(v)]
-    return math.fsum(finite) / len(finite) if finite else math.nan
-
-
 # made from groups
 
 MAX_POINTS = 60  # of a curve along the stream
-INTERVALS = " Bars are 95 % intervals over seeds."
 COSTS = {
     "updates": "updates per batch",
     "passes": "forward and backward passes per batch",
@@ -111,25 +94,22 @@ def paper_charts(report: Report) -> Iterator[tuple[str, Chart]]:
         where = f"{group.experiment} {group.dataset} {group.setting} {group.batch_size}"
         found = [*by_domain(group), *cost(group, ["passes"]), *along_stream(group)[:1], *ablations(group)]
         yield from ((where, chart) for chart in found)
-    yield from ((chart.title, chart) for chart in by_batch_size(report.groups))
+    yield from (("", chart) for chart in by_batch_size(report.groups))
 
 
 def by_domain(group: ResultGroup) -> list[Chart]:
     """Accuracy of each method on each domain, and its gain over the baseline."""
     if not group.cells:
         return []
-    domains, series = tuple(domain_name(d) for d in group.domains), domain_series(group)
-    said = "Accuracy of each method on each domain."
-    title = f"Accuracy by domain: {group.title}"
-    chart = Chart("dots", "accuracy by domain", title, series, said, "accuracy", categories=domains, rows_of="domain")
-    found, base = [chart], baseline(group)
+    names, base, series = tuple(map(domain_name, group.domains)), baseline(group), domain_series(group)
+    said = f"Accuracy of each method on each domain.{_interval_note(series)}"
+    chart = Chart("dots", "accuracy by domain", said, series, "accuracy", categories=names, rows_of="domain")
     gains = domain_series(group, over=base) if base is not None else ()
-    if base is not None and gains:
-        said = f"Gain of each method over {base.name} on each domain, in points; source is left out."
-        title, choice = f"Gain over {base.name}: {group.title}", f"gain over {base.name}"
-        found.append(replace(chart, name="gain by domain", title=title, series=gains, caption=said, choice=choice,
-                             y_label="points"))  # fmt: skip
-    return [_with_interval_note(chart) for chart in found]
+    if base is None or not gains:
+        return [chart]
+    said = f"Gain of each method over {base.name} on each domain, in points; source is left out.{_interval_note(gains)}"
+    choice = f"gain over {base.name}"
+    return [chart, replace(chart, name="gain by domain", caption=said, series=gains, choice=choice, y_label="points")]
 
 
 def cost(group: ResultGroup, kinds: Sequence[str] = tuple(COSTS)) -> list[Chart]:
@@ -140,13 +120,11 @@ def cost(group: ResultGroup, kinds: Sequence[str] = tuple(COSTS)) -> list[Chart]
         known = [(c.variant, x) for c in group.costs if (x := getattr(c, kind)) is not None]
         series = tuple(Series(variant, (mean_point(group, variant, x),)) for variant, x in known)
         if series:
-            axis = COSTS[kind]
-            said = f"Accuracy, {group.scope}, against {axis}; the dashed line is the Pareto front."
+            said = f"Accuracy, {group.scope}, against {COSTS[kind]}; the dashed line is the Pareto front."
             said += " Colored lines join runs of a method that differ in one number." if connected else ""
-            title, choice = f"Mean accuracy against {axis}: {group.title}", "time" if kind == "milliseconds" else kind
-            chart = Chart("scatter", f"accuracy against {kind}", title, series, said, choice, axis, x_scale="log",
-                          connected=connected)  # fmt: skip
-            found.append(_with_interval_note(chart))
+            name, choice = f"accuracy against {kind}", "time" if kind == "milliseconds" else kind
+            chart = Chart("scatter", name, said + _interval_note(series), series, choice, COSTS[kind])
+            found.append(replace(chart, x_scale="log", connected=connected))
     return found
 
 
@@ -160,8 +138,7 @@ def along_stream(group: ResultGroup) -> list[Chart]:
             said = f"Running accuracy along the stream, {name}."
             if any(s.points[-1].error for s in series):
                 said += " The bar at the end is the 95 % interval over seeds."
-            title = f"Running accuracy, {name}: {group.title}"
-            found.append(Chart("lines", f"along the stream {name}", title, tuple(series), said, name, "images seen"))
+            found.append(Chart("lines", f"along the stream {name}", said, tuple(series), name, "images seen"))
     return found
 
 
@@ -180,30 +157,25 @@ def before_after(group: ResultGroup) -> list[Chart]:
         "update, are left out."
     )
     names = tuple(s.variant.name for s in series)
-    chart = Chart("dots", "before and after", f"Before and after the update: {group.title}", tuple(series), said,
-                  y_label="points", categories=names, rows_of="method")  # fmt: skip
+    chart = Chart("dots", "before and after", said, tuple(series), y_label="points", categories=names, rows_of="method")
     return [chart] if series else []
 
 
 def stability(group: ResultGroup) -> list[Chart]:
     """Accuracy domain after domain if nothing resets, and accuracy on clean images after each domain."""
-    order, base = stream_order(group), baseline(group)
-    found: list[tuple[str, str, str, list[Series], str]] = []  # name, title, caption, series, label of the axis
+    order, base, found = stream_order(group), baseline(group), list[Chart]()
     if not group.resets and len(order) > 1:
         said = "Accuracy on one domain after another, without a reset."
-        found.append(("stability", "Stability", said, sequence(group), ACCURACY))
+        found.append(Chart("lines", "stability", said, tuple(sequence(group))))
         if base is not None:
-            over, said = f"over {base.name}", f"Gain over {base.name} on one domain after another, without a reset."
-            found.append(("stability gain", f"Gain {over}", said, sequence(group, over=base), f"points {over}"))
+            said = f"Gain over {base.name} on one domain after another, without a reset."
+            gains = tuple(sequence(group, over=base))
+            found.append(Chart("lines", "stability gain", said, gains, y_label=f"points over {base.name}"))
     said = "Accuracy on clean images after each domain; a decrease is forgetting."
-    title, series = "Clean accuracy after each domain", sequence(group, "clean_accuracy")
-    found.append(("forgetting", title, said, series, "clean accuracy in %"))
-    names = tuple(short_domain(domain) for domain in order)
-    return [
-        Chart("lines", name, f"{title}: {group.title}", tuple(series), said, y_label=label, categories=names)
-        for name, title, said, series, label in found
-        if series
-    ]
+    clean = tuple(sequence(group, "clean_accuracy"))
+    found.append(Chart("lines", "forgetting", said, clean, y_label="clean accuracy in %"))
+    names = tuple(map(short_domain, order))
+    return [replace(chart, categories=names) for chart in found if chart.series]
 
 
 def reliability(group: ResultGroup) -> list[Chart]:
@@ -220,10 +192,9 @@ def reliability(group: ResultGroup) -> list[Chart]:
                 weight = 0.3 + 0.7 * math.sqrt(n / max(bins.count))
                 points.append(Point((i + 0.5) / BINS, correct / n, note=note, weight=weight))
         said = f"{variant.name}, ECE {format_percent(ece[variant.label])} %" if variant.label in ece else variant.name
-        title = f"Reliability of {variant.name}: {group.title}"
         series = (Series(variant, tuple(points)),)
-        found.append(Chart("reliability", f"reliability {variant.name}", title, series, said, x_label="confidence",
-                           y_label="accuracy", percent=False))  # fmt: skip
+        name = f"reliability {variant.name}"
+        found.append(Chart("reliability", name, said, series, x_label="confidence", y_label="accuracy"))
     return found
 
 
@@ -274,10 +245,10 @@ def ablations(group: ResultGroup) -> list[Chart]:
     for sweep in option_sweeps(group):
         option, method = safe_line(sweep.option.replace("_", " ")), safe_line(sweep.method)
         said = f"Accuracy of {method} by {option}, {group.scope}."
-        name, title = f"{method} by {option}", f"{method}: {option}"
         names = () if sweep.numeric else tuple(safe_line(str(value)) for value in sweep.values)
         kind: Kind = "lines" if sweep.numeric else "dots"
-        found.append(Chart(kind, name, title, (sweep.series,), said, x_label=option, categories=names))
+        chart = Chart(kind, f"{method} by {option}", said, (sweep.series,), x_label=option, categories=names)
+        found.append(chart)
     return found
 
 
@@ -295,9 +266,8 @@ def by_batch_size(groups: Sequence[ResultGroup]) -> list[Chart]:
                 points[label].append(mean_point(group, variants[label], group.batch_size))
         series = tuple(Series(variants[label], tuple(line)) for label, line in points.items() if len(line) > 1)
         if series:
-            said = f"Mean accuracy by batch size, {title}."
-            found.append(Chart("lines", "batch size", f"Batch size: {title}", series, said, x_label="batch size",
-                               x_scale="doubling"))  # fmt: skip
+            said, name = f"Mean accuracy by batch size, {title}.", f"batch size {title}"
+            found.append(Chart("lines", name, said, series, x_label="batch size", x_scale="doubling"))
     return found
 
 
@@ -318,25 +288,20 @@ def domain_series(group: ResultGroup, value: str = "accuracy", *, over: Variant 
         points = []
         for i, domain in enumerate(group.domains):
             seeds = group.seeds_of(variant.label, domain, value)
-            entry, gain = aggregate([*seeds.values()]), 0.0
-            if over is not None:
+            entry = aggregate([*seeds.values()])
+            if entry.mean is not None and over is None:
+                points.append(Point(i, entry.mean, entry.half_width))
+            elif entry.mean is not None and over is not None:
                 others = group.seeds_of(over.label, domain, value)
                 other = aggregate([*others.values()]).mean
-                gain, entry = (
-                    math.nan if other is None else other,
-                    replace(entry, half_width=paired(seeds, others).half_width),
-                )
-            if entry.mean is not None and math.isfinite(gain):
-                points.append(Point(i, entry.mean - gain, entry.half_width))
+                points += [] if other is None else [Point(i, entry.mean - other, paired(seeds, others).half_width)]
         found.append(Series(variant, tuple(points)))
     return tuple(found)
 
 
 def baseline(group: ResultGroup) -> Variant | None:
     """The variant that gains are shown over: bn, else source, if it has finished anything."""
-    finished = {label for label, _ in group.at}
-    found = [v for method in reversed(BASELINES) for v in group.variants if v.method == method and v.label in finished]
-    return found[0] if found else None
+    return next((v for v in reversed(group.baselines) if group.cells_of(v.label)), None)
 
 
 def running_accuracy(group: ResultGroup, domain: str | None = None) -> list[Series]:
@@ -347,7 +312,14 @@ def running_accuracy(group: ResultGroup, domain: str | None = None) -> list[Seri
         cells = [cell for place in places for cell in group.at.get(place, []) if cell.result.history.samples]
         if not cells or not all(place in group.at for place in places):
             continue
-        curves = [_running(cell) for cell in cells]
+        curves = []
+        for cell in cells:
+            seen, correct, curve = 0, 0.0, []
+            for n, accuracy in zip(cell.result.history.samples, cell.result.history.accuracy, strict=True):
+                seen, correct = seen + n, correct + n * accuracy
+                if seen:
+                    curve.append((float(seen), correct / seen))
+            curves.append(curve)
         length = min(map(len, curves))
         means = [tuple(finite_mean(c[i][axis] for c in curves) for axis in (0, 1)) for i in range(length)]
         kept = means[::-1][:: math.ceil(length / MAX_POINTS) or 1][::-1]  # the last point is always kept
@@ -375,19 +347,9 @@ def sequence(group: ResultGroup, value: str = "accuracy", *, over: Variant | Non
     return found
 
 
-def _running(cell: Cell) -> list[tuple[float, float]]:
-    """Images seen and accuracy so far after each batch."""
-    seen, correct, points = 0, 0.0, []
-    for n, accuracy in zip(cell.result.history.samples, cell.result.history.accuracy, strict=True):
-        seen, correct = seen + n, correct + n * accuracy
-        if seen:
-            points.append((float(seen), correct / seen))
-    return points
-
-
-def _with_interval_note(chart: Chart) -> Chart:
-    known = any(point.error is not None for series in chart.series for point in series.points)
-    return replace(chart, caption=chart.caption + INTERVALS) if known else chart
+def _interval_note(series: Iterable[Series]) -> str:
+    known = any(point.error is not None for one in series for point in one.points)
+    return " Bars are 95 % intervals over seeds." if known else ""
 
 
 def _is_number(value: object) -> bool:

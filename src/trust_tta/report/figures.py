@@ -13,13 +13,13 @@ from trust_tta.optional import require
 from trust_tta.report import svg
 from trust_tta.report.charts import Chart, paper_charts
 from trust_tta.report.model import Report
-from trust_tta.report.theme import OUTLINES, Marker, Style, named_styles
+from trust_tta.report.theme import NAMED_STYLES, OUTLINES, Style, style_of
 
 Axes: TypeAlias = Any  # of matplotlib
 
 PIXELS_PER_INCH = 100.0
 INK, SOFT, FAINT = "#1d2026", "#596070", "#e6e3dc"
-MARKERS: dict[Marker, str] = {
+MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v",
     "left": "<", "plus": "P", "cross": "X", "star": "*", "right": ">", "pentagon": "p", "hexagon": "H", "thin": "d",
 }  # fmt: skip
@@ -66,8 +66,8 @@ def save(stem: Path, chart: Chart) -> list[Path]:
         if chart.rows_of == "domain":  # on the page its buttons are the legend
             keys = []
             for variant in (series.variant for series in chart.series):
-                letter = MARKERS[variant.style.shape(variant.number)]
-                look = _marker_style(variant.style, 5.0, hollow=variant.style.hollow)
+                style = style_of(variant.method)
+                letter, look = MARKERS[style.shape(variant.number)], _marker_style(style, 5.0, hollow=style.hollow)
                 keys += axes.plot([], [], letter, label=variant.name, **look)
             figure.legend(handles=keys, ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
         files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("pdf", "svg")]
@@ -81,7 +81,7 @@ def save(stem: Path, chart: Chart) -> list[Path]:
 def _draw(axes: Axes, shape: Element, down: float) -> None:
     """One element of a drawing, moved down, and those inside."""
     get, classes = shape.attrib.get, shape.attrib.get("class", "").split()
-    style = next((named_styles()[name] for name in classes if name in named_styles()), None)
+    style = next((NAMED_STYLES[name] for name in classes if name in NAMED_STYLES), None)
     if shape.tag == "line":
         ends = [float(get(name, "")) for name in ("x1", "x2", "y1", "y2")]
         axes.plot(ends[:2], [end + down for end in ends[2:]], **_line_style(classes, style))

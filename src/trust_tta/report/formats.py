@@ -13,7 +13,7 @@ from pathlib import Path
 from trust_tta.atomic import write_whole
 from trust_tta.report.model import Report, ResultGroup, make_groups
 from trust_tta.report.summary import summarize
-from trust_tta.report.tables import Column, DataTable, Row, TableCell, accuracy_table, cost_table, notes
+from trust_tta.report.tables import DataTable, Row, TableCell, accuracy_table, cost_table, make_table, notes
 from trust_tta.report.text import safe, safe_line
 from trust_tta.results import Cell
 from trust_tta.results.display import MISSING
@@ -25,8 +25,7 @@ _LATEX |= {c: rf"\{c}" for c in "&%$#_{}"}
 
 def plain_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> DataTable:
     """A table of texts; the first of each row is its name."""
-    body = tuple(Row(name, tuple(TableCell(text) for text in rest)) for name, *rest in lines)
-    return DataTable("", "", tuple(Column(title) for title in header), body)
+    return make_table("", "", header, [Row(name, tuple(map(TableCell, rest))) for name, *rest in lines])
 
 
 def to_text(table: DataTable) -> str:

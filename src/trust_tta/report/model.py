@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 from trust_tta.report.text import safe_line
-from trust_tta.report.theme import Style, style_of
 from trust_tta.results import Cell, CellKey, Counts, Failure, ResultStore
 from trust_tta.results.display import BASELINES, rank
 from trust_tta.results.order_records import EntropyByOrder
@@ -56,6 +55,12 @@ def aggregate(values: Sequence[float]) -> Aggregate:
     return Aggregate(mean, std, float(special.stdtrit(n - 1, 0.975)) * std / math.sqrt(n), n)
 
 
+def finite_mean(values: Iterable[float]) -> float:
+    """The mean of the finite values; NaN without any."""
+    finite = [v for v in values if math.isfinite(v)]
+    return math.fsum(finite) / len(finite) if finite else math.nan
+
+
 @dataclass(frozen=True)
 class Variant:
     """A method with the options that distinguish it from the group's other variants: one row of a table."""
@@ -70,10 +75,6 @@ class Variant:
     def name(self) -> str:
         """The label as shown."""
         return safe_line(self.label)
-
-    @property
-    def style(self) -> Style:
-        return style_of(self.method)
 
 
 @dataclass(frozen=True)
@@ -113,21 +114,11 @@ class ResultGroup:
     severity: int | None
     batch_size: int
     limit: int | None
-    items: tuple[AnyCell, ...]
+    cells: tuple[Cell, ...]
+    failures: tuple[Failure, ...] = ()
+    pending: tuple[PendingCell, ...] = ()
     distinction: str = ""
     _means: dict[tuple[str, str], Aggregate] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @cached_property
-    def cells(self) -> tuple[Cell, ...]:
-        return tuple(item for item in self.items if isinstance(item, Cell))
-
-    @cached_property
-    def failures(self) -> tuple[Failure, ...]:
-        return tuple(item for item in self.items if isinstance(item, Failure))
-
-    @cached_property
-    def pending(self) -> tuple[PendingCell, ...]:
-        return tuple(item for item in self.items if isinstance(item, PendingCell))
 
     @property
     def title(self) -> str:
@@ -169,7 +160,8 @@ class ResultGroup:
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """The variants in display order, also those without a finished run."""
-        first = {item.label: item.key for item in reversed(self.items)}
+        items: list[AnyCell] = [*self.cells, *self.failures, *self.pending]
+        first = {item.label: item.key for item in reversed(items)}
         found: list[Variant] = []
 
         def order(label: str) -> tuple[object, ...]:
@@ -186,7 +178,8 @@ class ResultGroup:
     @cached_property
     def domains(self) -> tuple[str, ...]:
         """The domains in display order, also those without a finished run."""
-        return tuple(sorted({item.key.domain for item in self.items}, key=lambda name: (rank("domain", name), name)))
+        items: list[AnyCell] = [*self.cells, *self.failures, *self.pending]
+        return tuple(sorted({item.key.domain for item in items}, key=lambda name: (rank("domain", name), name)))
 
     @cached_property
     def at(self) -> dict[Place, list[Cell]]:
@@ -340,26 +333,30 @@ def _select(items: Sequence[AnyCell], only: Mapping[str, Sequence[str]]) -> list
 
 def make_groups(items: Sequence[AnyCell]) -> list[ResultGroup]:
     """Group runs so that each group fits one table, in display order."""
-    corrupted: dict[tuple[Any, ...], set[tuple[Any, ...]]] = defaultdict(set)
-    places: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # of each item: its group, also without severity
+    bins: dict[tuple[Any, ...], list[AnyCell]] = defaultdict(list)
     for item in items:
         graded = not {"gradual", "sequence"}.isdisjoint(item.key.setting.split("+"))  # severities along the stream
-        values = tuple(None if n == "severity" and graded else getattr(item.key, n) for n in _TITLE_FIELDS)
-        bare = tuple(value for n, value in zip(_TITLE_FIELDS, values, strict=True) if n != "severity")
-        places.append((values, bare))
-        if item.key.severity is not None:
-            corrupted[bare].add(values)
-    bins: dict[tuple[Any, ...], list[AnyCell]] = defaultdict(list)
-    for item, (own, bare) in zip(items, places, strict=True):
-        # Clean images have no severity: they belong to the stream of each severity.
-        for values in (corrupted.get(bare) if item.key.severity is None else None) or {own}:
-            bins[values].append(item)
+        values = [None if n == "severity" and graded else getattr(item.key, n) for n in _TITLE_FIELDS]
+        bins[tuple(values)].append(item)
+    at = _TITLE_FIELDS.index("severity")
+    for clean in [values for values in bins if values[at] is None]:
+        same = [v for v in bins if v[at] is not None and v[:at] + v[at + 1 :] == clean[:at] + clean[at + 1 :]]
+        for corrupted in same:  # clean images have no severity: they belong to the stream of each
+            bins[corrupted] += bins[clean]
+        if same:
+            del bins[clean]
     order = sorted(bins, key=lambda values: [rank(n, v) for n, v in zip(_TITLE_FIELDS, values, strict=True)])
-    groups = [
-        ResultGroup(**dict(zip(_TITLE_FIELDS, values, strict=True)), items=tuple(_distinguish_labels(bins[values])))
+    return [
+        ResultGroup(
+            **dict(zip(_TITLE_FIELDS, values, strict=True)),
+            cells=tuple(item for item in part if isinstance(item, Cell)),
+            failures=tuple(item for item in part if isinstance(item, Failure)),
+            pending=tuple(item for item in part if isinstance(item, PendingCell)),
+            distinction=distinction,
+        )
         for values in order
+        for distinction, part in _split(_distinguish_labels(bins[values]), _SPLIT_FIELDS)
     ]
-    return [part for group in groups for part in _split(group, _SPLIT_FIELDS)]
 
 
 def effective_options(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -392,24 +389,29 @@ def _distinguish_labels(items: Sequence[AnyCell]) -> list[AnyCell]:
     return named
 
 
-def _split(group: ResultGroup, fields: Sequence[str]) -> list[ResultGroup]:
-    """The group, or its parts by the first of `fields` that leave one run for each entry and seed."""
-    keys = [[cell.key for cell in cells] for cells in group.at.values()]
+def _split(
+    items: Sequence[AnyCell], fields: Sequence[str], distinction: str = ""
+) -> list[tuple[str, Sequence[AnyCell]]]:
+    """The runs, split by the first of `fields` until each entry has one run per seed, each with what sets it apart."""
+    entries: dict[Place, list[CellKey]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, Cell):
+            entries[item.label, item.key.domain].append(item.key)
     fits = all(
         len({key.seed for key in same}) == len(same)
         and all(len({getattr(key, name) for key in same}) == 1 for name in _SPLIT_FIELDS if name != "fingerprint")
-        for same in keys
+        for same in entries.values()
     )
     if fits or not fields:
-        return [group]
+        return [(distinction, items)]
     name, *rest = fields
     parts: dict[str, list[AnyCell]] = defaultdict(list)
-    for item in group.items:
+    for item in items:
         parts[str(getattr(item.key, name))].append(item)
     if len(parts) == 1:
-        return _split(group, rest)
-    found = []
-    for value in sorted(parts):
-        distinction = f"{group.distinction}, {name} {value[:12]}".removeprefix(", ")
-        found += _split(replace(group, distinction=distinction, items=tuple(parts[value])), rest)
-    return found
+        return _split(items, rest, distinction)
+    return [
+        part
+        for value in sorted(parts)
+        for part in _split(parts[value], rest, f"{distinction}, {name} {value[:12]}".removeprefix(", "))
+    ]

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page."""
+"""The report as one self-contained HTML page; to add a section, make its table or chart and call it in page.html."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 from trust_tta import __version__
 from trust_tta.atomic import write_whole
 from trust_tta.config_io import read_asset
-from trust_tta.report import sections, svg
+from trust_tta.report import charts, samples, svg, tables
 from trust_tta.report.model import Report
-from trust_tta.report.paper import load_published
+from trust_tta.report.paper import compare, load_published
 from trust_tta.report.summary import summarize
-from trust_tta.report.tables import accuracy_table, short_stream_note
 from trust_tta.report.text import domain_name, duration, safe
-from trust_tta.report.theme import palette_css
+from trust_tta.report.theme import NAMED_STYLES
 from trust_tta.results import Cell, CellKey, Provenance
 from trust_tta.results.record import VALUES
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 _PROVENANCE = tuple(f.name for f in fields(Provenance) if f.name not in ("started", "finished"))
 _KEY = tuple(f.name for f in fields(CellKey) if f.name != "options")
-_PICTURES = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"RIFF", "image/webp"))
 
 
 def write_page(report: Report, out_path: str | os.PathLike[str], *, title: str | None = None) -> None:
@@ -40,15 +38,17 @@ def write_page(report: Report, out_path: str | os.PathLike[str], *, title: str |
 
 def render_page(report: Report, *, title: str | None = None) -> str:
     """The page as HTML text."""
-    environments = Counter(_environment_of(cell) for cell in report.cells)
+    places = [tuple((name, getattr(cell.provenance, name)) for name in _PROVENANCE) for cell in report.cells]
+    environments = Counter(places)
     runs = {cell.key: i for i, cell in enumerate(report.cells)}
     pictures: dict[bytes, int] = {}  # each picture once, with its index
+    colors = [f".{name} {{ --light: {s.light}; --dark: {s.dark}; }}" for name, s in NAMED_STYLES.items()]
     html = (
         _templates()
         .get_template("page.html")
         .render(
             title=title or "Test-time adaptation: results",
-            style=read_asset("page.css", room="report") + palette_css(),
+            style=read_asset("page.css", room="report") + "\n".join(colors),
             script=read_asset("page.js", room="report"),
             version=__version__,
             report=report,
@@ -57,7 +57,7 @@ def render_page(report: Report, *, title: str | None = None) -> str:
             environments=environments,
             runs=lambda cells: ",".join(str(runs[cell.key]) for cell in cells),
             picture_index=lambda picture: pictures.setdefault(picture, len(pictures)),
-            data=lambda: _payload(report.cells, list(environments), list(pictures)),
+            data=lambda: _payload(report.cells, places, list(pictures)),
         )
     )
     return safe(html)
@@ -83,8 +83,10 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    named = (summarize, accuracy_table, short_stream_note, duration)
-    environment.globals |= {"sections": sections, **{function.__name__: function for function in named}}
+    environment.globals |= {
+        "charts": charts, "samples": samples, "tables": tables, "summarize": summarize, "duration": duration,
+        "compare": compare,
+    }  # fmt: skip
     environment.filters["domain"] = domain_name
     environment.filters["key"] = lambda variant: Markup(svg.legend_key(variant))
     environment.filters["svg"] = lambda chart: Markup(svg.render(chart))  # the renderer escapes all text
@@ -95,34 +97,29 @@ def _templates() -> Environment:
     return environment
 
 
-def _environment_of(cell: Cell) -> tuple[tuple[str, object], ...]:
-    return tuple((name, getattr(cell.provenance, name)) for name in _PROVENANCE)
-
-
 def _payload(
     cells: Sequence[Cell], environments: Sequence[tuple[tuple[str, object], ...]], pictures: Sequence[bytes]
 ) -> dict[str, object]:
     """The data behind a click on a number: one row per run, long texts once, and pictures as data URLs."""
-    options = sorted({cell.key.options for cell in cells})
-    places = {text: i for i, text in enumerate(options)}
+    options, distinct = sorted({cell.key.options for cell in cells}), list(dict.fromkeys(environments))
     rows = [
         [
             cell.key.digest,
             *(getattr(cell.key, name) for name in _KEY),
-            places[cell.key.options],
+            options.index(cell.key.options),
             *(getattr(cell.result, name) for name in VALUES),
-            environments.index(_environment_of(cell)),
+            distinct.index(environment),
             cell.provenance.started,
             cell.provenance.finished,
         ]
-        for cell in cells
+        for cell, environment in zip(cells, environments, strict=True)
     ]
-    kinds = [next((kind for magic, kind in _PICTURES if p.startswith(magic)), "image/png") for p in pictures]
+    kinds = ["image/png" if picture.startswith(b"\x89PNG") else "image/webp" for picture in pictures]
     return {
         "header": ["digest", *_KEY, "options", *VALUES, "environment", "started", "finished"],
         "runs": rows,
         "options": options,
-        "environments": [dict(found) for found in environments],
+        "environments": [dict(found) for found in distinct],
         "pictures": [f"data:{k};base64,{base64.b64encode(p).decode()}" for k, p in zip(kinds, pictures, strict=True)],
     }
 

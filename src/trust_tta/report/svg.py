@@ -6,7 +6,7 @@ Colors come from the page's style sheet; its pickers hide by data-s (method) and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from xml.etree.ElementTree import Element, tostring
 
@@ -14,7 +14,8 @@ from trust_tta.report.charts import Chart, Point, Series, split_outliers
 from trust_tta.report.model import Variant
 from trust_tta.report.significance import pareto_front
 from trust_tta.report.text import safe, short_name, shortened
-from trust_tta.report.theme import OUTLINES, css_class
+from trust_tta.report.theme import OUTLINES, css_class, style_of
+from trust_tta.results import format_percent
 from trust_tta.results.record import BINS
 
 WIDTH = 560
@@ -58,7 +59,7 @@ def linear_scale(values: Sequence[float], start: float, end: float, *, pad: floa
     """A linear scale that covers `values` with a margin, with about five round ticks."""
     finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
-    spread = (high - low) or max(abs(high), 1e-6) * 0.2
+    spread = (high - low) or max(abs(high), 0.01) * 0.2
     low, high = low - pad * spread - (high == low) * spread / 2, high + pad * spread + (high == low) * spread / 2
     return Scale(low, high, start, end, round_ticks(low, high, 5))
 
@@ -89,29 +90,26 @@ def number(x: float) -> str:
     return "0" if text == "-0" else text
 
 
-def element(name: str, attributes: Mapping[str, object], *children: Element) -> Element:
-    """One element; an attribute that is None or empty is left out."""
-    kept = {
-        k: number(v) if isinstance(v, float) else safe(str(v)) for k, v in attributes.items() if v not in (None, "")
-    }
-    made = Element(name, kept)
+def element(tag: str, *children: Element, **attributes: object) -> Element:
+    """An element; `class_` is written "class" and `data_s` "data-s"; an attribute that is None or empty is left out."""
+    made = Element(tag)
+    for name, value in attributes.items():
+        if value not in (None, ""):
+            written = number(value) if isinstance(value, float) else safe(str(value))
+            made.set(name.rstrip("_").replace("_", "-"), written)
     made.extend(children)
     return made
 
 
-def group(children: Sequence[Element], **attributes: object) -> Element:
-    return element("g", {name.replace("_", "-"): value for name, value in attributes.items()}, *children)
-
-
 def line(x1: float, y1: float, x2: float, y2: float, role: str) -> Element:
-    return element("line", {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "class": role})
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=role)
 
 
 def text(x: float, y: float, content: str, *, anchor: str = "start", role: str = "", angle: int = 0) -> Element:
     """Text whose baseline begins, ends or has its middle at (x, y)."""
     turned = f"rotate({angle} {number(x)} {number(y)})" if angle else None
     anchored = anchor if anchor != "start" else None
-    made = element("text", {"x": x, "y": y, "text-anchor": anchored, "class": role, "transform": turned})
+    made = element("text", x=x, y=y, text_anchor=anchored, class_=role, transform=turned)
     made.text = safe(content)
     return made
 
@@ -128,37 +126,39 @@ def path(points: Sequence[tuple[float, float]], role: str, *, tip: str = "", val
             pen = "L"
         else:
             pen = "M"
-    return element("path", {"d": "".join(steps), "class": role, "data-tip": tip, "data-at": ";".join(tips)})
+    return element("path", d="".join(steps), class_=role, data_tip=tip, data_at=";".join(tips))
 
 
 def marker(variant: Variant, x: float, y: float, *, size: float = 5.0, tip: str = "") -> Element:
     """The marker of a variant with its tooltip."""
-    role = f"mark {css_class(variant.method)}{' hollow' if variant.style.hollow else ''}"
+    style = style_of(variant.method)
+    role = f"mark {css_class(variant.method)}{' hollow' if style.hollow else ''}"
     transform = f"translate({number(round(x, 1))} {number(round(y, 1))}) scale({number(size)})"
-    outline = OUTLINES[variant.style.shape(variant.number)]
-    return element("path", {"d": outline, "transform": transform, "class": role, "data-tip": tip})
+    outline = OUTLINES[style.shape(variant.number)]
+    return element("path", d=outline, transform=transform, class_=role, data_tip=tip)
 
 
 def document(
-    height: float, title: str, children: Sequence[Element], *, width: float = WIDTH, role: str = "", step: float = 0.0
+    height: float, label: str, children: Sequence[Element], *, width: float = WIDTH, role: str = "", step: float = 0.0
 ) -> Element:
     """A whole drawing; `step` is the height of its rows, which the page may hide."""
-    attributes: dict[str, object] = {
-        "xmlns": "http://www.w3.org/2000/svg",
-        "viewBox": f"0 0 {number(width)} {number(height)}",
-        "class": f"chart {role}".strip(),
-        "role": "img",
-        "aria-label": title,
-        "font-size": 12,
-        "data-step": step or None,
-    }
-    return element("svg", attributes, *children)
+    return element(
+        "svg",
+        *children,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {number(width)} {number(height)}",
+        class_=f"chart {role}".strip(),
+        role="img",
+        aria_label=label,
+        font_size=12,
+        data_step=step or None,
+    )
 
 
 def legend_key(variant: Variant) -> str:
     """The marker of a variant alone, for a button or a table row."""
-    attributes = {"viewBox": "0 0 18 18", "class": "key", "aria-hidden": "true"}
-    return tostring(element("svg", attributes, marker(variant, 9, 9, size=5.5)), encoding="unicode")
+    mark = marker(variant, 9, 9, size=5.5)
+    return tostring(element("svg", mark, viewBox="0 0 18 18", class_="key", aria_hidden="true"), encoding="unicode")
 
 
 def render(chart: Chart) -> str:
@@ -172,17 +172,17 @@ def draw(chart: Chart) -> Element:
     return kinds[chart.kind](chart)
 
 
-def bottom_axis(scale: Scale, y: float, top: float, title: str) -> list[Element]:
-    """Grid lines, numbers and title of the horizontal axis."""
+def bottom_axis(scale: Scale, y: float, top: float, title: str, *, unit: float = 1) -> list[Element]:
+    """Grid lines, numbers and title of the horizontal axis; `unit` 100 shows fractions in percent."""
     grid = [line(scale(t), top, scale(t), y, "grid") for t in scale.ticks]
-    texts = [text(scale(t), y + 16, f"{t:.6g}", anchor="middle", role="tick") for t in scale.ticks]
+    texts = [text(scale(t), y + 16, f"{unit * t:.6g}", anchor="middle", role="tick") for t in scale.ticks]
     return [*grid, *texts, text((scale.start + scale.end) / 2, y + 34, title, anchor="middle", role="axis")]
 
 
-def left_axis(scale: Scale, x: float, right: float, title: str) -> list[Element]:
+def left_axis(scale: Scale, x: float, right: float, title: str, *, unit: float = 1) -> list[Element]:
     """Grid lines, numbers and title (above the axis) of the vertical axis."""
     grid = [line(x, scale(t), right, scale(t), "grid") for t in scale.ticks]
-    texts = [text(x - 6, scale(t) + 4, f"{t:.6g}", anchor="end", role="tick") for t in scale.ticks]
+    texts = [text(x - 6, scale(t) + 4, f"{unit * t:.6g}", anchor="end", role="tick") for t in scale.ticks]
     return [*grid, *texts, text(8, min(scale.start, scale.end) - 10, title, role="axis")]
 
 
@@ -190,16 +190,14 @@ def _dots(chart: Chart) -> Element:
     """Rows of dots on one scale, side by side where they would overlap; the page may hide rows."""
     left, top = min(max(128.0, 6.4 * max(map(len, chart.categories), default=0) + 12), 236.0), 8.0
     points = [(s.variant, p) for s in chart.series for p in s.points if math.isfinite(p.y)]
-    scale = linear_scale(_extent(chart, chart.series), left + 10, WIDTH - 14.0)
+    scale = linear_scale(_extent(chart.series), left + 10, WIDTH - 14.0)
     rows = [[(v, p) for v, p in points if p.x == i] for i in range(len(chart.categories))]
-    lanes = [assign_lanes([scale(chart.shown(p.y)) for _, p in row]) for row in rows]
+    lanes = [assign_lanes([scale(p.y) for _, p in row]) for row in rows]
     crowd = max((lane for row in lanes for lane in row), default=0) + 1
     step = max(min(max(330 / max(len(rows), 1), 25.0), 46.0), min(LANE * crowd + 12, 70.0))
     pitch = min(LANE, (step - 12) / crowd)
     bottom, drawn = top + step * len(rows), list[Element]()
     for i, (name, row) in enumerate(zip(chart.categories, rows, strict=True)):
-        hidden_by = {"data_d": i} if chart.rows_of == "domain" else {}
-        hidden_by = {"data_s": row[0][0].index} if chart.rows_of == "method" and row else hidden_by
         shapes: list[Element] = [
             line(left, step, WIDTH - 8.0, step, "rail"),
             text(left - 6, step / 2 + 4, shortened(name, int(left / 6.2)), anchor="end", role="label"),
@@ -207,13 +205,15 @@ def _dots(chart: Chart) -> Element:
         middle = step / 2 - pitch * max(lanes[i], default=0) / 2
         for (variant, point), lane in zip(row, lanes[i], strict=True):
             y, on = middle + pitch * lane, "" if name == variant.name else f" on {name}"
-            tip = f"{variant.name}{on}: {_value(chart, point)}"
-            bar = _interval(chart, variant, point, scale, at=y, horizontal=True)
-            shapes.append(group([*bar, marker(variant, scale(chart.shown(point.y)), y, tip=tip)], data_s=variant.index))
-        place = {"class": "row", "transform": f"translate(0 {number(top + step * i)})"}
-        drawn.append(group(shapes, **place, **hidden_by))
-    axis = group(bottom_axis(scale, bottom, top - 900, chart.y_label), **{"class": "under"})
-    return document(bottom + 42, chart.title, [axis, *drawn], role="dots", step=step)
+            tip = f"{variant.name}{on}: {_value(point)}"
+            bar = _interval(variant, point, scale, at=y, horizontal=True)
+            shapes.append(element("g", *bar, marker(variant, scale(point.y), y, tip=tip), data_s=variant.index))
+        domain = i if chart.rows_of == "domain" else None
+        method = row[0][0].index if chart.rows_of == "method" and row else None
+        place = f"translate(0 {number(top + step * i)})"
+        drawn.append(element("g", *shapes, class_="row", transform=place, data_d=domain, data_s=method))
+    axis = element("g", *bottom_axis(scale, bottom, top - 900, chart.y_label, unit=100), class_="under")
+    return document(bottom + 42, chart.caption, [axis, *drawn], role="dots", step=step)
 
 
 def _scatter(chart: Chart) -> Element:
@@ -222,23 +222,23 @@ def _scatter(chart: Chart) -> Element:
     bottom, right = height - 42, WIDTH - 96.0
     series, outliers = split_outliers(chart.series)
     x = log_scale([s.points[0].x for s in series], left + 12, right)
-    y = linear_scale(_extent(chart, series), bottom - (16 if outliers else 0), top, pad=0.08)
+    y = linear_scale(_extent(series), bottom - (16 if outliers else 0), top, pad=0.08)
     places: dict[str, tuple[float, float]] = {}
     for s in series:  # points of equal cost are moved apart, so that their intervals do not overlap
         u = x(s.points[0].x)
         twins = sum(abs(u - x(other.points[0].x)) < 1 for other in series[: len(places)])
-        places[s.variant.label] = (u + 5.0 * (twins % 6), y(chart.shown(s.points[0].y)))
+        places[s.variant.label] = (u + 5.0 * (twins % 6), y(s.points[0].y))
     front = pareto_front(series, key=lambda s: (s.points[0].x, s.points[0].y))
-    shapes = bottom_axis(x, bottom, top - 4, chart.x_label) + left_axis(y, left, right + 8, chart.y_label)
+    shapes = bottom_axis(x, bottom, top - 4, chart.x_label) + left_axis(y, left, right + 8, chart.y_label, unit=100)
     shapes.append(path([places[s.variant.label] for s in front], "frontier"))
     for variants in chart.connected:
         joined = [places[v.label] for v in variants if v.label in places]
         shapes += [path(joined, f"trail {css_class(variants[0].method)}")] if len(joined) > 1 else []
     for s in series:
         (u, v), point = places[s.variant.label], s.points[0]
-        tip = f"{s.variant.name}: {_value(chart, point)} at {point.x:.4g} {chart.x_label}"
-        bar = _interval(chart, s.variant, point, y, at=u)
-        shapes.append(group([*bar, marker(s.variant, u, v, size=6, tip=tip)], data_s=s.variant.index))
+        tip = f"{s.variant.name}: {_value(point)} at {point.x:.4g} {chart.x_label}"
+        bar = _interval(s.variant, point, y, at=u)
+        shapes.append(element("g", *bar, marker(s.variant, u, v, size=6, tip=tip), data_s=s.variant.index))
     taken = [Label(u - 7, u + 7, v + 4) for u, v in places.values()]  # no name covers a marker
     taken += [Label(left, right, bottom - 6)] if outliers else []
     for s in sorted(series, key=lambda s: (s.variant.number > 0, places[s.variant.label][1])):
@@ -250,8 +250,8 @@ def _scatter(chart: Chart) -> Element:
         if baseline is not None:
             taken.append(Label(start, start + width, baseline))
             name = text(start, baseline, short, role=f"name {css_class(s.variant.method)}")
-            shapes.append(group([name], data_s=s.variant.index))
-    return document(height, chart.title, [*shapes, *_outlier_note(chart, outliers, left + 12, bottom - 6)])
+            shapes.append(element("g", name, data_s=s.variant.index))
+    return document(height, chart.caption, [*shapes, *_outlier_note(outliers, left + 12, bottom - 6)])
 
 
 def _lines(chart: Chart) -> Element:
@@ -264,31 +264,31 @@ def _lines(chart: Chart) -> Element:
     x = linear_scale(across, left + 8, right, pad=0.01)
     if chart.x_scale == "doubling":
         x = replace(log_scale(across, left + 8, right), ticks=tuple(sorted(set(across))))
-    y = linear_scale(_extent(chart, series), bottom - (18 if outliers else 0), top)
+    y = linear_scale(_extent(series), bottom - (18 if outliers else 0), top)
     shapes = [] if named else bottom_axis(x, bottom, top, chart.x_label)
     for i, name in enumerate(chart.categories):
         shapes.append(text(x(float(i)), bottom + 14, shortened(name, 16), anchor="end", role="tick", angle=-38))
-    shapes += left_axis(y, left, right + 4, chart.y_label)
+    shapes += left_axis(y, left, right + 4, chart.y_label, unit=100)
     for i, s in enumerate(series):
         # intervals of several curves are moved to the left, so that they do not overlap
-        bars = [bar for p in s.points for bar in _interval(chart, s.variant, p, y, at=x(p.x) - 3.0 * i)]
-        shapes.append(group([*bars, *_curve(chart, s, x, y)], data_s=s.variant.index))
+        bars = [bar for p in s.points for bar in _interval(s.variant, p, y, at=x(p.x) - 3.0 * i)]
+        shapes.append(element("g", *bars, *_curve(chart, s, x, y), data_s=s.variant.index))
     labeled = sorted(series, key=lambda s: (s.variant.number > 0, -s.mean))[: int((bottom - top) / 11)]
     ends = [next((p.y for p in reversed(s.points) if math.isfinite(p.y)), math.nan) for s in labeled]
-    wanted = [y(chart.shown(end)) if math.isfinite(end) else bottom for end in ends]
+    wanted = [y(end) if math.isfinite(end) else bottom for end in ends]
     for s, place in zip(labeled, spread_labels(wanted, 12.5, top, bottom), strict=True):
         role = f"name {css_class(s.variant.method)}"
         label = text(right + 10, place + 4, short_name(s.variant.label, 17), role=role)
-        shapes.append(group([label], data_s=s.variant.index))
-    return document(height, chart.title, [*shapes, *_outlier_note(chart, outliers, left + 12, bottom - 6)])
+        shapes.append(element("g", label, data_s=s.variant.index))
+    return document(height, chart.caption, [*shapes, *_outlier_note(outliers, left + 12, bottom - 6)])
 
 
 def _curve(chart: Chart, series: Series, x: Scale, y: Scale) -> list[Element]:
     """The line of a series, with a marker at each point if there are few."""
     variant, points = series.variant, series.points
-    places = [(x(p.x), y(chart.shown(p.y))) for p in points]
+    places = [(x(p.x), y(p.y)) for p in points]
     at = [chart.categories[int(p.x)] if chart.categories else f"{p.x:.6g}" for p in points]
-    values = [f"{_value(chart, p)} at {where}" for p, where in zip(points, at, strict=True)]
+    values = [f"{_value(p)} at {where}" for p, where in zip(points, at, strict=True)]
     role = f"curve {css_class(variant.method)} v{min(variant.number, 3)}"
     if len(points) > MAX_MARKED:
         return [path(places, role, tip=variant.name, values=values)]
@@ -309,12 +309,13 @@ def _reliability(chart: Chart) -> Element:
     bars = []
     for s in chart.series:
         for p in s.points:
-            box = {"x": x(p.x - 0.5 / BINS) + 0.5, "y": y(p.y), "width": width, "height": y(0) - y(p.y)}
-            look = {"opacity": p.weight, "class": f"bar {css_class(s.variant.method)}", "data-tip": _value(chart, p)}
-            bars.append(element("rect", {**box, **look}))
+            start, tip = x(p.x - 0.5 / BINS) + 0.5, f"{p.y:.4g}{p.note}"
+            box = {"x": start, "y": y(p.y), "width": width, "height": y(0) - y(p.y)}
+            role = f"bar {css_class(s.variant.method)}"
+            bars.append(element("rect", **box, opacity=p.weight, class_=role, data_tip=tip))
     axes = bottom_axis(x, bottom, top, chart.x_label) + left_axis(y, left, right, "")
     diagonal = line(x(0), y(0), x(1), y(1), "diagonal")
-    return document(size, chart.title, [*axes, *bars, diagonal], width=size, role="small")
+    return document(size, chart.caption, [*axes, *bars, diagonal], width=size, role="small")
 
 
 def spread_labels(places: Sequence[float], gap: float, top: float, bottom: float) -> list[float]:
@@ -356,36 +357,34 @@ def assign_lanes(places: Sequence[float]) -> list[int]:
     return lanes
 
 
-def _extent(chart: Chart, series: Sequence[Series]) -> list[float]:
+def _extent(series: Sequence[Series]) -> list[float]:
     """The values that a scale must cover; intervals at most double the range of the values."""
-    points = [(chart.shown(p.y), p.error) for s in series for p in s.points if math.isfinite(p.y)]
+    points = [(p.y, p.error) for s in series for p in s.points if math.isfinite(p.y)]
     if not points:
         return []
     low, high = min(y for y, _ in points), max(y for y, _ in points)
-    room = max(high - low, chart.shown(0.01))
-    ends = [y + sign * chart.shown(error) for y, error in points if error is not None for sign in (-1, 1)]
+    room = max(high - low, 0.01)
+    ends = [y + sign * error for y, error in points if error is not None for sign in (-1, 1)]
     return [low, high, *(min(max(end, low - room), high + room) for end in ends)]
 
 
-def _value(chart: Chart, point: Point) -> str:
-    """A value, its interval and its note: "70.0 ± 1.0"."""
+def _value(point: Point) -> str:
+    """A value in percent, its interval and its note: "70.0 ± 1.0"."""
     known = point.error is not None and math.isfinite(point.error)
-    return chart.text(point.y) + (f" ± {chart.text(point.error or 0.0)}" if known else "") + point.note
+    return format_percent(point.y) + (f" ± {format_percent(point.error)}" if known else "") + point.note
 
 
-def _interval(
-    chart: Chart, variant: Variant, point: Point, scale: Scale, *, at: float, horizontal: bool = False
-) -> list[Element]:
+def _interval(variant: Variant, point: Point, scale: Scale, *, at: float, horizontal: bool = False) -> list[Element]:
     """The interval of a value along `scale`, cut at the frame."""
     if point.error is None or not math.isfinite(point.error) or not math.isfinite(point.y):
         return []
     first, last = sorted((scale.start, scale.end))
-    ends = (scale(chart.shown(v)) for v in (point.y - point.error, point.y + point.error))
+    ends = (scale(v) for v in (point.y - point.error, point.y + point.error))
     low, high = (min(max(end, first - 8), last + 8) for end in ends)
     role = f"whisker {css_class(variant.method)}"
     return [line(low, at, high, at, role) if horizontal else line(at, low, at, high, role)]
 
 
-def _outlier_note(chart: Chart, outliers: Sequence[Series], x: float, y: float) -> list[Element]:
-    named = ", ".join(f"{s.variant.name} {chart.text(s.mean)}" for s in outliers)
+def _outlier_note(outliers: Sequence[Series], x: float, y: float) -> list[Element]:
+    named = ", ".join(f"{s.variant.name} {format_percent(s.mean)}" for s in outliers)
     return [text(x, y, f"↓ below the frame: {named}", role="tick")] if outliers else []

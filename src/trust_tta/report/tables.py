@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from trust_tta.report.model import Aggregate, Cost, Place, ResultGroup, Variant
+from trust_tta.report.model import Aggregate, Cost, ResultGroup, Variant, finite_mean
 from trust_tta.report.paper import PaperComparison, published_times
 from trust_tta.report.significance import difference, pareto_front, ranking
 from trust_tta.report.text import counted, domain_name, joined, safe_line, short_domain
@@ -72,17 +74,18 @@ class DataTable:
 
 def accuracy_table(group: ResultGroup) -> DataTable:
     """Methods by domains, averaged over seeds; mean and worst domain come first, failed and missing runs are marked."""
-    several, gaps = len(group.domains) > 1, _gaps(group)
+    several = len(group.domains) > 1
     domains = [Column(short_domain(d), domain=i) for i, d in enumerate(group.domains)]
     gains = [Column(f"over {base.name}", "gain", base=base.index) for base in group.baselines]
     columns = [Column("mean", "mean"), Column("worst", "worst"), *gains, *domains] if several else [*domains, *gains]
     rows = []
     for variant in group.variants:
-        cells, over = [_domain_cell(group, variant, domain, gaps) for domain in group.domains], []
+        cells, over = [_domain_cell(group, variant, domain) for domain in group.domains], []
         mean = group.mean(variant.label)
         for base in group.baselines:
             other = group.mean(base.label).mean
-            over.append(_gain(None if mean.mean is None or other is None else mean.mean - other))
+            gain = None if mean.mean is None or other is None else mean.mean - other
+            over.append(number(gain, format_gain, role="num gain"))
         rows.append(_row(group, variant, [*_summary_cells(group, variant), *over, *cells] if several else cells + over))
     best = [j for j, column in enumerate(columns) if column.role != "gain"]
     fewest = min((len(group.seed_means(v.label)) for v in group.variants if group.cells_of(v.label)), default=0)
@@ -124,6 +127,18 @@ def short_stream_note(group: ResultGroup) -> list[str]:
     return [f"{joined(equal)} = bn: a stream of {batches} is too short to learn from"] if equal else []
 
 
+def defaults_note(group: ResultGroup) -> str:
+    """The options of a method's plain row, if other rows of it vary them: "trust without options: k=6."."""
+    said = []
+    for variant in group.variants:
+        others = [v for v in group.variants if v.method == variant.method and v is not variant]
+        if variant.label == variant.method and others:
+            values: dict[str, Any] = json.loads(variant.options)
+            varied = [n for n in sorted(values) if any(json.loads(o.options).get(n) != values[n] for o in others)]
+            said.append(f"{variant.name} without options: {', '.join(f'{n}={values[n]}' for n in varied)}.")
+    return " ".join(said)
+
+
 def cost_table(group: ResultGroup) -> DataTable | None:
     """Accuracy, passes, updates and time of each method; time also relative to Tent, next to the paper's."""
     if not group.costs:
@@ -138,15 +153,15 @@ def cost_table(group: ResultGroup) -> DataTable | None:
     for c in group.costs:
         ms = c.milliseconds
         cells = [
-            replace(_percent(c.accuracy), std=_std(group.mean(c.variant.label))),
-            *(TableCell(f"{number:.4g}", number) for number in (c.updates, c.forwards, c.backwards)),
-            _number(ms, "{:.1f}" if (ms or 0.0) >= 10 else "{:.2f}"),
+            number(c.accuracy, std=group.mean(c.variant.label).std),
+            *(number(count, "{:.4g}".format) for count in (c.updates, c.forwards, c.backwards)),
+            number(ms, ("{:.1f}" if (ms or 0.0) >= 10 else "{:.2f}").format),
         ]
-        cells += [_number(ms / base if ms is not None else None, "{:.2f}")] if base else []
-        cells += [_number(theirs.get(c.variant.label), "{:.1f}", "num theirs")] if theirs else []
+        cells += [number(ms / base if ms is not None else None, "{:.2f}".format)] if base else []
+        cells += [number(theirs.get(c.variant.label), "{:.1f}".format, role="num theirs")] if theirs else []
         rows.append(_row(group, c.variant, cells))
     caption = f"Cost of each method, {group.scope} and seeds; forward and backward passes are per batch"
-    return DataTable(f"cost {group.title}", caption, _columns("method", *titles), tuple(rows))
+    return make_table(f"cost {group.title}", caption, ["method", *titles], rows)
 
 
 def equal_cost_table(group: ResultGroup) -> DataTable | None:
@@ -168,20 +183,19 @@ def equal_cost_table(group: ResultGroup) -> DataTable | None:
         found = difference(group, trust.variant, other.variant)
         better = trust if found.gain > 0 else other
         cells = (
-            _words(budget),
-            _percent(trust.accuracy),
-            _words(other.variant.name),
-            _percent(other.accuracy),
-            _gain(found.gain),
-            _words("tie" if found.tie else better.variant.name),
+            TableCell(budget, role="words"),
+            number(trust.accuracy),
+            TableCell(other.variant.name, role="words"),
+            number(other.accuracy),
+            number(found.gain, format_gain, role="num gain"),
+            TableCell("tie" if found.tie else better.variant.name, role="words"),
         )
         runs = [cell for cost in (trust, other) for cell in group.cells_of(cost.variant.label)]
         rows.append(Row(trust.variant.name, cells, trust.variant, tuple(runs)))
     if not rows:
         return None
-    titles = ("budget", "accuracy in %", "best other method", "its accuracy in %", "gain in points", "better")
-    caption = "TRUST and the best other method at equal cost"
-    return DataTable(f"equal cost {group.title}", caption, _columns("TRUST", *titles, words=(1, 3, 6)), tuple(rows))
+    titles = ("TRUST", "budget", "accuracy in %", "best other method", "its accuracy in %", "gain in points", "better")
+    return make_table(f"equal cost {group.title}", "TRUST and the best other method at equal cost", titles, rows)
 
 
 def difference_table(group: ResultGroup) -> DataTable | None:
@@ -191,22 +205,21 @@ def difference_table(group: ResultGroup) -> DataTable | None:
     best, *others = ranking(group)
     found = [difference(group, best, other) for other in others]
     tested = any(d.images is not None for d in found)
-    titles = [f"{best.name} better by", "± over seeds", "seeds"]
+    titles = ["method", f"{best.name} better by", "± over seeds", "seeds"]
     titles += [f"only {best.name} right", "only this right", "p"] if tested else []
     rows = []
     for d in found:
-        half = d.seeds.half_width
-        cells = [_gain(d.gain), _GAP if half is None else _percent(half), TableCell(str(d.seeds.n), d.seeds.n)]
+        cells = [number(d.gain, format_gain, role="num gain"), number(d.seeds.half_width), number(d.seeds.n, str)]
         if tested:
-            counts = [d.images.first_only, d.images.second_only] if d.images else []
-            cells += [TableCell(str(n), n) for n in counts] or [_GAP, _GAP]
-            cells.append(_number(d.images.p if d.images else None, "{:.2g}"))
+            cells += [
+                number(n, str) for n in ((d.images.first_only, d.images.second_only) if d.images else (None, None))
+            ]
+            cells.append(number(d.images.p if d.images else None, "{:.2g}".format))
         significant = False if d.equal_as_shown else d.significant
-        cells.append(_words({None: "unknown", True: "yes", False: "no"}[significant]))
+        cells.append(TableCell({None: "unknown", True: "yes", False: "no"}[significant], role="words"))
         rows.append(_row(group, d.second, cells))
     caption = f"{best.name}, the best {group.scope}, against each other method, in points"
-    columns = (*_columns("method", *titles), Column("significant", "words"))
-    return DataTable(f"comparison {group.title}", caption, columns, tuple(rows))
+    return make_table(f"comparison {group.title}", caption, [*titles, "significant"], rows)
 
 
 def calibration_table(group: ResultGroup) -> DataTable | None:
@@ -215,14 +228,35 @@ def calibration_table(group: ResultGroup) -> DataTable | None:
     for variant in group.variants:
         means = [(value, group.mean(variant.label, value).mean) for value in ("ece", "nll", "brier", "entropy")]
         if any(mean is not None for _, mean in means):
-            cells = [TableCell(format_value(v, x), x, role="gap" if x is None else "num") for v, x in means]
-            rows.append(_row(group, variant, cells))
+            rows.append(_row(group, variant, [number(mean, partial(format_value, value)) for value, mean in means]))
     if not rows:
         return None
-    titles = ("ECE in %", "NLL in nats", "Brier score (0 to 2)", "entropy in nats")
+    titles = ("method", "ECE in %", "NLL in nats", "Brier score (0 to 2)", "entropy in nats")
     caption = f"Calibration, {group.scope} and seeds; lower is better, except for the entropy"
-    marked = _mark_best(rows, range(3), lowest=True)
-    return DataTable(f"calibration {group.title}", caption, _columns("method", *titles), marked)
+    return make_table(f"calibration {group.title}", caption, titles, _mark_best(rows, range(3), lowest=True))
+
+
+def class_table(group: ResultGroup, class_names: Sequence[str]) -> DataTable | None:
+    """IoU of each class over all domains and seeds, mean Dice score and pixel accuracy; None for classification."""
+    if not group.is_segmentation:
+        return None
+    classes = max(len(cell.result.pixels or ()) for cell in group.cells)
+    names = list(map(safe_line, class_names))[:classes] or [f"class {i}" for i in range(classes)]
+    rows = []
+    for variant in group.variants:
+        runs = group.cells_of(variant.label)
+        counts = [cell.result.pixels for cell in runs if cell.result.pixels is not None]
+        per_class = [[sum(column) for column in zip(*each, strict=True)] for each in zip(*counts, strict=False)]
+        values = [
+            finite_mean(c.result.mean_dice for c in runs if c.result.mean_dice is not None),
+            finite_mean(c.result.pixel_accuracy for c in runs if c.result.pixel_accuracy is not None),
+        ]
+        for right, predicted, labeled in per_class:
+            values.append(right / (predicted + labeled - right) if predicted + labeled else math.nan)
+        rows.append(_row(group, variant, [number(x if math.isfinite(x) else None) for x in values]))
+    caption = "IoU of each class in percent, over all pixels of all domains and seeds"
+    titles = ["method", "mean Dice", "pixel accuracy", *names]
+    return make_table(f"classes {group.title}", caption, titles, rows)
 
 
 def paper_table(group: ResultGroup, comparison: PaperComparison) -> DataTable:
@@ -233,18 +267,23 @@ def paper_table(group: ResultGroup, comparison: PaperComparison) -> DataTable:
     rows = []
     for row in comparison.rows:
         mean = row.mean
-        numbers = [_percent(mean.published, "num theirs"), _percent(mean.ours), _gain(mean.difference)]
+        numbers = [
+            number(mean.published, role="num theirs"),
+            number(mean.ours),
+            number(mean.difference, format_gain, role="num gain"),
+        ]
         if base is not None:
-            numbers += [_gain(mean.published - base.published, "num theirs"), _gain(mean.ours - base.ours)]
+            numbers.append(number(mean.published - base.published, format_gain, role="num theirs"))
+            numbers.append(number(mean.ours - base.ours, format_gain, role="num gain"))
         gap = TableCell(MISSING, role="gap", tip=INCOMPLETE)
-        cells = [_words(row.label), *(numbers if row in whole else [gap] * len(numbers))]
+        cells = [TableCell(row.label, role="words"), *(numbers if row in whole else [gap] * len(numbers))]
         rows.append(_row(group, row.variant, cells))
-    titles = ["paper's name", f"{PUBLISHED} mean", f"{OURS} mean", "difference"]
+    titles = ["method", "paper's name", f"{PUBLISHED} mean", f"{OURS} mean", "difference"]
     titles += [f"{PUBLISHED} gain", f"{OURS} gain"] if base is not None else []
     about = f"{table.place}, {table.dataset or 'data sets'}: {table.about}, in percent; this run: {group.title}."
     about += f" Means are over the {widest} shared domains." if comparison.left_out else ""
     about += f" {table.note[0].upper()}{table.note[1:]}." if table.note else ""
-    return DataTable(f"paper {table.place}", about, _columns("method", *titles, words=(1,)), tuple(rows))
+    return make_table(f"paper {table.place}", about, titles, rows)
 
 
 def paper_domains_table(group: ResultGroup, comparison: PaperComparison) -> DataTable:
@@ -254,18 +293,19 @@ def paper_domains_table(group: ResultGroup, comparison: PaperComparison) -> Data
     rows = []
     for row in comparison.rows:
         pairs = [{pair.name: pair for pair in row.pairs}.get(name) for name in names]
-        published = [_percent(p.published, "num theirs") if p else _GAP for p in pairs]
+        published = [number(p.published if p else None, role="num theirs") for p in pairs]
         if row.variant.method == "trust":
             published = [replace(c, mark=" ▼") if n in below else c for c, n in zip(published, names, strict=True)]
-        ours = [_percent(p.ours) if p else _GAP for p in pairs]
-        less = [_gain(p.difference) if p else _GAP for p in pairs]
-        rows.append(Row(row.variant.name, (_words(PUBLISHED), *published), row.variant))
-        rows += [_row(group, row.variant, (_words(w), *cells)) for w, cells in ((OURS, ours), ("difference", less))]
-    columns = _columns("method", "", *(short_domain(name) for name in names), words=(1,))
+        ours = [number(p.ours if p else None) for p in pairs]
+        less = [number(p.difference if p else None, format_gain, role="num gain") for p in pairs]
+        rows.append(Row(row.variant.name, (TableCell(PUBLISHED, role="words"), *published), row.variant))
+        rows.append(_row(group, row.variant, [TableCell(OURS, role="words"), *ours]))
+        rows.append(_row(group, row.variant, [TableCell("difference", role="words"), *less]))
     caption = "Domain by domain, in percent"
     if any(name in below for name in names):
         caption += "; ▼: the paper's TRUST is below the paper's source"
-    return DataTable(f"paper {comparison.table.place} by domain", caption, columns, tuple(rows))
+    titles = ["method", "", *map(short_domain, names)]
+    return make_table(f"paper {comparison.table.place} by domain", caption, titles, rows)
 
 
 def entropy_table(records: Sequence[EntropyByOrder]) -> DataTable:
@@ -274,42 +314,30 @@ def entropy_table(records: Sequence[EntropyByOrder]) -> DataTable:
     for record in records:
         known = {order: value for order, value in record.by_order.items() if math.isfinite(value)}
         chosen = sorted(known, key=lambda order: (known[order], order))[: record.k]
-        cells = [
-            TableCell(f"{known[order]:.3f}", known[order], best=order in chosen) if order in known else _GAP
-            for order in orders
-        ]
+        cells = [replace(number(known.get(order), "{:.3f}".format), best=order in chosen) for order in orders]
         rows.append(Row(safe_line(record.title), tuple(cells)))
     caption = "Mean prediction entropy of each scan order in nats; the chosen orders in bold"
-    return DataTable("entropy by order", caption, _columns("data", *orders), tuple(rows))
+    return make_table("entropy by order", caption, ["data", *orders], rows)
 
 
-_GAP = TableCell(MISSING, role="gap")
-
-
-def _columns(*titles: str, words: Iterable[int] = ()) -> tuple[Column, ...]:
-    """Columns of numbers, or of words where `words` has their index."""
-    texts = set(words)
-    return tuple(Column(title, "words" if j in texts else "") for j, title in enumerate(titles))
+def make_table(name: str, caption: str, titles: Sequence[str], rows: Sequence[Row]) -> DataTable:
+    """A table with these column titles; the first is that of the row names."""
+    inner = zip(*(row.cells for row in rows), strict=True) if rows else ([] for _ in titles[1:])
+    roles = ["words" if cells and cells[0].role == "words" else "" for cells in inner]
+    return DataTable(name, caption, tuple(map(Column, titles, ["", *roles])), tuple(rows))
 
 
 def _row(group: ResultGroup, variant: Variant, cells: Sequence[TableCell]) -> Row:
     return Row(variant.name, tuple(cells), variant, tuple(group.cells_of(variant.label)))
 
 
-def _percent(value: float, role: str = "num") -> TableCell:
-    return TableCell(format_percent(value), value, role=role)
-
-
-def _gain(value: float | None, role: str = "num gain") -> TableCell:
-    return TableCell(format_gain(value), value, role="gap gain" if value is None else role)
-
-
-def _words(text: str) -> TableCell:
-    return TableCell(text, role="words")
-
-
-def _number(value: float | None, pattern: str, role: str = "num") -> TableCell:
-    return _GAP if value is None else TableCell(pattern.format(value), value, role=role)
+def number(
+    value: float | None, shown: Callable[[float], str] = format_percent, *, role: str = "num", std: float | None = None
+) -> TableCell:
+    """A cell with a number, by default in percent, and its standard deviation; a gap for None."""
+    if value is None:
+        return TableCell(MISSING, role=role.replace("num", "gap"))
+    return TableCell(shown(value), value, "" if std is None else format_percent(std), role=role)
 
 
 def _mark_best(rows: Sequence[Row], columns: Iterable[int], *, lowest: bool = False) -> tuple[Row, ...]:
@@ -324,37 +352,29 @@ def _mark_best(rows: Sequence[Row], columns: Iterable[int], *, lowest: bool = Fa
     return tuple(replace(row, cells=tuple(marked)) for row, marked in zip(rows, cells, strict=True))
 
 
-def _gaps(group: ResultGroup) -> Mapping[Place, list[str]]:
-    """Why runs are missing: the messages of failed ones, and pending ones."""
-    found: dict[Place, list[str]] = defaultdict(list)
-    for failure in group.failures:
-        why = f"seed {failure.key.seed} failed: {safe_line(failure.message)}"
-        found[failure.label, failure.key.domain].append(why)
-    for pending in group.pending:
-        found[pending.label, pending.key.domain].append(f"seed {pending.key.seed} has not run yet")
-    return found
-
-
-def _domain_cell(group: ResultGroup, variant: Variant, domain: str, gaps: Mapping[Place, list[str]]) -> TableCell:
-    place = (variant.label, domain)
-    where, runs = f"{variant.name} on {domain_name(domain)}", tuple(group.at.get(place, []))
-    entry, why = group.entry(*place), gaps.get(place, [])
-    if entry.mean is None and any("failed" in reason for reason in why):
+def _domain_cell(group: ResultGroup, variant: Variant, domain: str) -> TableCell:
+    """The accuracy of a variant on a domain, or the reason for its absence."""
+    where, runs = f"{variant.name} on {domain_name(domain)}", tuple(group.at.get((variant.label, domain), []))
+    entry = group.entry(variant.label, domain)
+    failed = [f for f in group.failures if (f.label, f.key.domain) == (variant.label, domain)]
+    pending = [p for p in group.pending if (p.label, p.key.domain) == (variant.label, domain)]
+    if entry.mean is None and failed:
+        why = [f"seed {failure.key.seed} failed: {safe_line(failure.message)}" for failure in failed]
+        why += [f"seed {planned.key.seed} has not run yet" for planned in pending]
         return TableCell("failed", role="gap failed", tip=f"{where}: {'; '.join(why)}")
     if entry.mean is None and runs:
         return TableCell("NaN", role="gap failed", tip=f"{where} finished, but its accuracy is NaN", runs=runs)
     if entry.mean is None:
-        return TableCell(
-            MISSING, role="gap missing", tip=f"{where}: {'not run yet' if why else 'not part of this run'}"
-        )
+        why_not = "not run yet" if pending else "not part of this run"
+        return TableCell(MISSING, role="gap missing", tip=f"{where}: {why_not}")
     lines = [f"{where}: {format_percent(entry.mean)}{_interval(entry)}"]
     for base in group.baselines:
         theirs = group.entry(base.label, domain).mean
         if theirs is not None and base.label != variant.label:
             lines.append(f"{format_gain(entry.mean - theirs)} over {base.name}")
-    lines += [f"† {len(why)} more failed or missing"] if why else []
-    text, mark = format_percent(entry.mean), "†" if why else ""
-    return TableCell(text, entry.mean, _std(entry), tip="\n".join(lines), mark=mark, runs=runs)
+    absent = len(failed) + len(pending)
+    lines += [f"† {absent} more failed or missing"] if absent else []
+    return replace(number(entry.mean, std=entry.std), tip="\n".join(lines), mark="†" if absent else "", runs=runs)
 
 
 def _summary_cells(group: ResultGroup, variant: Variant) -> list[TableCell]:
@@ -362,19 +382,14 @@ def _summary_cells(group: ResultGroup, variant: Variant) -> list[TableCell]:
     entry = group.mean(variant.label)
     if entry.mean is None:
         return [TableCell(MISSING, role=f"gap {role}", tip=INCOMPLETE) for role in ("mean", "worst")]
-    text = format_percent(entry.mean)
-    tip = f"{variant.name}: {text}{_interval(entry)}, {group.scope}"
+    tip = f"{variant.name}: {format_percent(entry.mean)}{_interval(entry)}, {group.scope}"
     means = {domain: group.entry(variant.label, domain).mean or 0.0 for domain in group.domains}
     domain = min(means, key=means.__getitem__)
-    worst = replace(_percent(means[domain], "num worst"), tip=f"{variant.name} is worst on {domain_name(domain)}")
-    return [TableCell(text, entry.mean, _std(entry), role="num mean", tip=tip), worst]
+    worst = replace(number(means[domain], role="num worst"), tip=f"{variant.name} is worst on {domain_name(domain)}")
+    return [replace(number(entry.mean, role="num mean", std=entry.std), tip=tip), worst]
 
 
 def _interval(entry: Aggregate) -> str:
     if entry.n < 2:
         return ", one seed"
     return f" ± {format_percent(entry.std)} (std), 95 % interval ± {format_percent(entry.half_width)}, {entry.n} seeds"
-
-
-def _std(entry: Aggregate) -> str:
-    return format_percent(entry.std) if entry.std is not None else ""

@@ -148,15 +148,24 @@ class ResultStore:
 
     def claim_all(self, keys: Sequence[CellKey]) -> tuple[CellKey, ...]:
         """Claim all unfinished cells of one stream; none if one of them failed or is claimed by another process."""
-        now = time.time()
+        now, wanted = time.time(), []
         with self._transaction() as connection:
-            states = {key: self._state(connection, key, now) for key in keys}
-            if "taken" in states.values():
-                return ()
-            wanted = tuple(key for key, state in states.items() if state == "free")
+            for key in dict.fromkeys(keys):
+                query = "SELECT status, claimant, expires FROM cells WHERE digest = ?"
+                status, claimant, expires = connection.execute(query, [key.digest]).fetchone() or ("pending", "", 0.0)
+                if status == "running":
+                    with self._decoding():
+                        lives = from_json(Claimant, claimant).is_alive()
+                        # A claim that expires later than a lease from now was made before the clock was set back.
+                        lasts = now <= expires <= now + self._lease + CLOCK_SECONDS
+                    if lives or (lives is None and lasts):
+                        return ()
+                if status == "failed":
+                    return ()
+                wanted += [key] if status != "done" else []
             rows = [(key.digest, to_json(key), self._me.token, to_json(self._me), now + self._lease) for key in wanted]
             connection.executemany(_CLAIM, rows)
-        return wanted
+        return tuple(wanted)
 
     def heartbeat(self) -> None:
         """Renew this process's claims; cheap enough for every batch."""
@@ -266,22 +275,6 @@ class ResultStore:
         """Number of cells in each state."""
         with self._decoding():
             return Counts(**dict(self._rows("SELECT status, count(*) FROM cells GROUP BY status")))
-
-    def _state(self, connection: sqlite3.Connection, key: CellKey, now: float) -> Literal["free", "taken", "done"]:
-        query = "SELECT status, claimant, expires FROM cells WHERE digest = ?"
-        row = connection.execute(query, [key.digest]).fetchone()
-        if row is None:
-            return "free"
-        status, claimant, expires = row
-        if status == "done":
-            return "done"
-        if status == "running":
-            with self._decoding():
-                lives = from_json(Claimant, claimant).is_alive()
-                # A claim that expires later than a lease from now was made before the clock was set back.
-                lasts = now <= expires <= now + self._lease + CLOCK_SECONDS
-            return "taken" if lives or (lives is None and lasts) else "free"
-        return "taken" if status == "failed" else "free"
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         with self._reading() as connection:
@@ -433,7 +426,15 @@ def open_file(path: Path, *, reading: bool = False) -> sqlite3.Connection:
 
     With `reading`, the folder need not be writable as long as no other process has the store open.
     """
-    _check_header(path)
+    try:
+        if path.exists() and not path.is_file():  # opening a pipe would block
+            raise OSError(0, "it is a folder, a pipe or a device")
+        with path.open("rb") as file:
+            header = file.read(100)
+    except OSError as error:
+        raise DataError(f"the results store '{path}' cannot be opened ({error.strerror}); give a file path") from error
+    if header[:16] != b"SQLite format 3\x00" or header[68:72] != APPLICATION_ID.to_bytes(4, "big"):
+        raise DataError(f"'{path}' is not a results store of trust-tta; give another path, this file was left as it is")
     address = path.absolute().as_uri()
     alone = not path.with_name(f"{path.name}-wal").exists()
     try:
@@ -509,19 +510,6 @@ def _connect(path: Path, address: str) -> sqlite3.Connection:
             connection.close()
             raise
         return connection
-
-
-def _check_header(path: Path) -> None:
-    """Recognize a store by its first bytes, before SQLite opens it."""
-    try:
-        if path.exists() and not path.is_file():  # opening a pipe would block
-            raise OSError(0, "it is a folder, a pipe or a device")
-        with path.open("rb") as file:
-            header = file.read(100)
-    except OSError as error:
-        raise DataError(f"the results store '{path}' cannot be opened ({error.strerror}); give a file path") from error
-    if header[:16] != b"SQLite format 3\x00" or header[68:72] != APPLICATION_ID.to_bytes(4, "big"):
-        raise DataError(f"'{path}' is not a results store of trust-tta; give another path, this file was left as it is")
 
 
 def _publish(temporary: Path, path: Path) -> bool:
