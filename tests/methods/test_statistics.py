@@ -18,6 +18,7 @@ from trust_tta.methods.registry import list_methods
 from trust_tta.methods.statistics import Statistics
 from trust_tta.methods.stream_norm import StreamNorm
 from trust_tta.methods.tide.constants import TIDE
+from trust_tta.methods.tide.shift_detector import describe
 
 
 def norm_of(channels: int = 4, *, known: bool = True) -> tuple[Statistics, StreamNorm]:
@@ -84,7 +85,7 @@ def test_shift_shrinks_the_memory_by_the_squared_probability_of_none(memory: flo
     detector = statistics.shift_detector
     assert detector is not None
     new = draw(1, 32, shift=0.9, seed=1)[0]
-    change = float(copy.deepcopy(detector).observe(detector.describe(new)))
+    change = float(copy.deepcopy(detector).observe(describe(new)))
     assert 0.2 < change < 0.95
     feed(statistics, norm, new)
     kept = max(memory * (1 - change) ** 2, TIDE.recent_images / 2)
@@ -135,7 +136,7 @@ def test_several_passes_over_a_batch_change_the_memory_once() -> None:
     watch, theirs = one.statistics.shift_detector, other.statistics.shift_detector
     assert watch is not None
     assert theirs is not None
-    assert all(torch.equal(value, theirs.values()[name]) for name, value in watch.values().items())
+    assert all(torch.equal(getattr(watch, name), getattr(theirs, name)) for name in watch.STATE)
 
 
 class Norm(nn.Module):

@@ -105,7 +105,7 @@ class Repetition(WeightAveraging):
 
 
 class AugmentationOptions(RepetitionOptions):
-    """`kind` of augmentation, its `strength`, and whether every view is drawn anew or all of a batch are one."""
+    """`kind` of augmentation, its `strength`, and whether it is drawn `per` view or once per batch."""
 
     kind: Literal["rotation", "crop", "jitter"] = "jitter"
     strength: Rate = 1.0
@@ -123,7 +123,7 @@ class Augmentation(WeightAveraging):
 
     Options = AugmentationOptions
     options: AugmentationOptions
-    adapts_as_it_predicts = False  # but on augmented images
+    reuses_first_logits = False  # but on augmented images
 
     def reset_state(self) -> None:
         given, scan_orders = self.options.orders, scan_orders_of(self.model)
@@ -139,7 +139,7 @@ class Augmentation(WeightAveraging):
 
 
 def rotation(images: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:
-    """Turn by up to 15 degrees times `strength`; what comes in at the border is its reflection."""
+    """Rotate by up to 15 degrees times `strength`, with reflected borders."""
     angle = _uniform(images, generator) * ANGLE * strength
     zero = torch.zeros_like(angle)
     ratio = images.shape[2] / images.shape[3]  # a turn in pixels, not in the square that the grid spans
@@ -148,7 +148,7 @@ def rotation(images: Tensor, generator: torch.Generator, strength: float = 1.0) 
 
 
 def crop(images: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:
-    """Enlarge a window whose side is shorter by up to 20 percent times `strength`."""
+    """Crop to a window whose sides are shorter by up to 20 percent times `strength`, and resize it."""
     scale = 1 - CROP * strength * (_uniform(images, generator) + 1) / 2
     zero = torch.zeros_like(scale)
     shift = [(1 - scale) * _uniform(images, generator) for _ in range(2)]

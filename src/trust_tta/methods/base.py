@@ -23,11 +23,13 @@ from trust_tta.methods.parameters import ParameterSet, SharedModel, select, shar
 from trust_tta.methods.state import Counters, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.validation import (
-    InputCheck,
+    MIN_IMAGES,
+    check_batch,
     check_dtypes,
     check_network,
     check_outputs,
     network_passes,
+    warn_of_few_images,
 )
 from trust_tta.ops.segmentation_logits import Logits, upsample
 from trust_tta.orders import OrderLike
@@ -74,18 +76,14 @@ class Method(nn.Module):
     `adapted`: the same parameters by name. `statistics`: what the BatchNorms normalize with. `counters`: operations
     done. `prediction_before`: the prediction made before the last batch's update, where it came for free.
 
-    `probabilities`: the output is a distribution, not logits. `pooled`: names of state entries that replicas of one
-    stream may add up: sums over images, to which each image adds one. `samples_per_image`: weight of an image in
-    statistics and sums, above 1 in a replica that sees a part of the stream. Calls from several threads run one at a
-    time, except predictions of a `stateless` method.
+    `probabilities`: the output is a distribution, not logits. Calls from several threads run one at a time, except
+    predictions of a `stateless` method.
     """
 
     name: ClassVar[str]
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     probabilities: ClassVar[bool] = False
-    pooled: ClassVar[tuple[str, ...]] = ()
     options: MethodOptions
-    kept_prediction: Logits
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -115,10 +113,10 @@ class Method(nn.Module):
         self._forward = NetworkForward(self.model, self.weights.tensors, cache_stem=True)
         # Graphs of their own: norms behave differently in evaluation and while they update their statistics.
         self._frozen_forward, self._observing_forward = NetworkForward(self.model), NetworkForward(self.model)
-        self.samples_per_image = 1
         self.prediction_before: Logits | None = None
         self.finite_steps: list[Tensor] = []  # of the present batch: whether each step was made, () on the device
-        self.training, self._check_input, self._lock = False, InputCheck(), threading.RLock()
+        self.training, self._lock = False, threading.RLock()
+        self._few_images_before, self._warned_of_few = True, False
         self.reset_state()
         self.state_names = tuple(self.state_spec())
 
@@ -216,12 +214,6 @@ class Method(nn.Module):
         self.finite_steps.append(finite)
         return finite
 
-    def keep_prediction(self, logits: Logits) -> None:
-        """Keep logits made before an update; the first ones of a batch become its `prediction_before`."""
-        self.kept_prediction = logits.detach()
-        if self.prediction_before is None:
-            self.prediction_before = self.kept_prediction
-
     # What a user calls
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -232,12 +224,17 @@ class Method(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Adapt on the batch and predict it; on an error the state is as it was."""
         with self._lock, torch.inference_mode(False), torch.enable_grad():
-            images = self._check_input(images, self)
+            images = check_batch(images, self.model)
+            few = self.statistics.uses_batch and len(images) < MIN_IMAGES and not getattr(self.model, "dense", False)
+            if few and self._few_images_before and not self._warned_of_few:  # the last batch of a stream may be small
+                self._warned_of_few = True
+                warn_of_few_images(len(images), self.name)
+            self._few_images_before = few
             with states.restored_on_error(self), network_passes(images):
                 images = images.clone() if images.is_inference() else images.detach()
                 if getattr(self.options, "episodic", False):
                     self.restore_source()
-                self.statistics.start_batch(images, samples_per_image=self.samples_per_image)
+                self.statistics.start_batch(images)
                 self.prediction_before, self.finite_steps = None, []
                 outputs = upsample(self.adapt(images).detach())
                 if self.finite_steps:
@@ -247,7 +244,6 @@ class Method(nn.Module):
                 check_outputs(outputs, images)
                 if not self._forward.output_checked:
                     self._forward.check_first_output()
-                self.network_buffers.note_changes()
                 self.counters.batches += 1
                 return outputs
 
@@ -262,7 +258,7 @@ class Method(nn.Module):
                 stack.enter_context(self._lock)
             if include_in_stats:
                 run = partial(self._forward, capture=False)
-                stack.enter_context(self.statistics.including(images, run, samples_per_image=self.samples_per_image))
+                stack.enter_context(self.statistics.including(images, run))
             stack.enter_context(self.statistics.frozen(images))
             stack.enter_context(self.network_buffers.restored())
             return upsample(self.infer(images))
@@ -290,8 +286,10 @@ class Method(nn.Module):
 
     def detach(self) -> nn.Module:
         """The user's network with the adapted weights, in the mode and with the flags it came with."""
-        with self._lock:
-            return self.shared.with_weights(self.adapted)
+        with self._lock, torch.no_grad():
+            for name, parameter in self.adapted.items():  # the storage is the same unless the method was moved
+                self.shared.network.get_parameter(name).copy_(parameter)
+            return self.shared.given
 
     def fork(self) -> Self:
         """An independent copy that continues from here; it shares the frozen weights and the source's tensors."""
@@ -326,6 +324,7 @@ class Method(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to another device or dtype, with the flat parameters and the optimizer."""
+        self.network_buffers.note_changes()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.weights.rebuild_if_moved()
         self.network_buffers.watch()
@@ -335,11 +334,11 @@ class Method(nn.Module):
         return {name: value for name, value in vars(self).items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """After a copy or a pickle."""
+        """Restore after a copy or a pickle."""
         super().__setstate__({**state, "_lock": threading.RLock()})  # type: ignore[no-untyped-call]
         self.shared.rebind(self.model)
         self.network_buffers.watch()
-        states.set_extra_state(self, states.extra_state(self))
+        states.set_extra_state(self, {name: getattr(self, name) for name in self.state_names})
 
 
 class Learner(Method):
@@ -362,17 +361,13 @@ class Learner(Method):
         return select(model, self.options.parameters, skip_last=getattr(self.options, "skip_last", False))
 
     def adapt(self, images: Tensor) -> Logits:
-        for _ in range(self.options.steps):
-            logits: Logits = self.adapting_logits(images)
+        for step in range(self.options.steps):
+            logits = self.logits(images, stochastic_depth=self.options.stochastic_depth)
+            if step == 0 and not self.options.stochastic_depth:
+                self.prediction_before = logits.detach()
+            logits = logits if self.chunked_loss else upsample(logits)
             self.update(images, logits)
         return logits if self.options.predict == "before" else self.predict(images)
-
-    def adapting_logits(self, images: Tensor) -> Any:
-        """Logits to learn from; those of the first step are the prediction before the update."""
-        logits = self.logits(images, stochastic_depth=self.options.stochastic_depth)
-        if not self.options.stochastic_depth:
-            self.keep_prediction(logits)
-        return logits if self.chunked_loss else upsample(logits)
 
     def update(self, images: Tensor, logits: Any) -> None:
         """One update from the logits of the batch (n, c, h, w)."""

@@ -37,7 +37,7 @@ class CottaOptions(LearningOptions):
 
 
 class Cotta(Learner):
-    """The teacher predicts, the student learns to predict the same, and the teacher follows it.
+    """The student learns the predictions of the teacher, whose weights are the moving average of the student's.
 
     The network holds the weights of the teacher: it is what predicts, and what `detach()` gives.
     """
@@ -65,12 +65,14 @@ class Cotta(Learner):
         return target if self.options.predict == "before" else upsample(self.predict(images))
 
     def learn_from_teacher(self, images: Tensor) -> Tensor:
-        """One update of the student, and of the teacher; the logits (n, classes) that it learned from."""
+        """Update student and teacher; returns the teacher logits (n, classes) that were the target."""
         teacher, origin = self.weights.snapshot(), self.weights.source_vector
         target = self.target(images, teacher, origin)
         self.weights.load(self.student)
         logits = upsample(self.logits(images, stochastic_depth=self.options.stochastic_depth))
-        if not bool(self.step(self.distance(logits, target))):
+        symmetric = self.options.symmetric
+        losses = symmetric_cross_entropy(logits, target) if symmetric else cross_entropy_to(target, logits)
+        if not bool(self.step(losses.mean())):
             self.weights.load(teacher)
             return target
         student = self.weights.snapshot()
@@ -80,7 +82,7 @@ class Cotta(Learner):
 
     @torch.no_grad()
     def target(self, images: Tensor, teacher: Tensor, origin: Tensor) -> Tensor:
-        """The teacher's logits: of the images, or, where the source is unsure of them, the mean of many views."""
+        """Teacher logits (n, classes): of the images or, where the source is unsure of them, the mean over views."""
         self.weights.load(origin)
         anchor = upsample(self.predict(images))
         check_image_logits(anchor, self.name)
@@ -90,17 +92,12 @@ class Cotta(Learner):
         views = [upsample(self.predict(self.augment(images, number))) for number in range(self.options.augmentations)]
         return torch.stack(views).mean(0)
 
-    def distance(self, logits: Tensor, target: Tensor) -> Tensor:
-        if self.options.symmetric:
-            return symmetric_cross_entropy(logits, target).mean()
-        return cross_entropy_to(target, logits).mean()
-
     def augment(self, images: Tensor, number: int) -> Tensor:
         """View `number` of images (n, c, h, w)."""
         seed = self.options.seed * 1_000_003 + self.counters.backwards * self.options.augmentations + number
         return random_augmentation(images, self.model, seed=seed, soft=True)
 
     def forgotten(self, student: Tensor) -> Tensor:
-        """Which weights (n,) of the student return to the source."""
+        """Mask (n,) of the student's weights that are restored to the source's."""
         generator = torch.Generator(student.device).manual_seed(self.options.seed * 1_000_003 + self.counters.backwards)
         return torch.rand(student.shape, generator=generator, device=student.device) < self.options.restore

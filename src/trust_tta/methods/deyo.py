@@ -39,7 +39,7 @@ class DeyoOptions(LearningOptions):
 
 
 class Deyo(Learner):
-    """The entropy of images that are predicted with confidence, and with less once the object's shape is destroyed."""
+    """Entropy of confident predictions that become less confident once the shape of the object is destroyed."""
 
     Options = DeyoOptions
     options: DeyoOptions

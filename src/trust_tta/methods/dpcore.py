@@ -8,7 +8,7 @@ added to every position of the first map. The pooled features stand for those of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trust_tta.errors import StateError
 from trust_tta.methods.base import Method, MethodOptions
 from trust_tta.methods.prompts import take_prompts
-from trust_tta.methods.source_data import SourceStatistics, StatisticsOption, required
+from trust_tta.methods.source_data import StatisticsOption, required
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import StatisticsKind
 from trust_tta.methods.validation import check_outputs
@@ -69,7 +69,7 @@ class Dpcore(Method):
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         take_prompts(model)
-        required(self.options.source_statistics, self.name, "source_statistics")
+        self.source = required(self.options.source_statistics, self.name, "source_statistics")
         return []
 
     def reset_state(self) -> None:
@@ -91,7 +91,7 @@ class Dpcore(Method):
             return self.see(x, prompt).logits
 
     def adapt_known(self, x: Tensor, plain: FeatureStats) -> tuple[Tensor, Tensor] | None:
-        """Learn from the mixture of known prompts, where it suits the batch; they all follow by their weights."""
+        """Learn from the mixture of known prompts, where it suits the batch; update all of them by their weights."""
         if self.coreset is None:
             return None
         weights, prompt = self.mix(self.coreset.to(x), plain)
@@ -154,7 +154,7 @@ class Dpcore(Method):
         return _apart(seen.mean - source.features, seen.std - source.features_std)
 
     def mix(self, coreset: Tensor, plain: FeatureStats) -> tuple[Tensor, Tensor]:
-        """Weights (m,) of the known prompts, more the nearer the features they were learned on, and their mixture."""
+        """Weights (m,) of the known prompts, larger for nearer features, and the weighted sum of the prompts."""
         width = len(plain.mean)
         means, stds, prompts = coreset.tensor_split((width, 2 * width), dim=1)
         weights = (-_apart(means - plain.mean, stds - plain.std) / self.options.tau).softmax(0)
@@ -167,10 +167,6 @@ class Dpcore(Method):
             return plain.logits
         return self._see(x, self.mix(self.coreset.to(x), plain)[1]).logits
 
-    @property
-    def source(self) -> SourceStatistics:
-        return cast(SourceStatistics, self.options.source_statistics)
-
     def check_state(self, state: Mapping[str, Any]) -> None:
         width, coreset = 2 * len(self.source.features), state["extra"].get("coreset")
         if coreset is not None and (coreset.shape[1] <= width or bool((coreset[:, width // 2 : width] < 0).any())):
@@ -181,5 +177,5 @@ class Dpcore(Method):
 
 
 def _apart(means: Tensor, stds: Tensor) -> Tensor:
-    """Lengths of differences (..., d), summed, (...)."""
+    """Sum (...) of the norms of differences (..., d) of means and of standard deviations."""
     return torch.linalg.vector_norm(means, dim=-1) + torch.linalg.vector_norm(stds, dim=-1)

@@ -13,29 +13,20 @@ from torch import Tensor
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits
 
 
-def mirrored(predict: Callable[[Tensor], Logits], images: Tensor) -> Logits:
-    """Log-probabilities (2, n, classes, ...) of images and of their mirror images, in one forward over both.
+def forward_views(forward: Callable[[Tensor], Logits], images: Tensor, *, mirror: bool) -> Logits:
+    """Log-probabilities (views, n, classes, ...) of images and, with `mirror`, of their mirror images, in one forward.
 
-    `CoarseLogits` stay logits, (n, 2, classes, h', w').
+    `CoarseLogits` stay logits, (n, views, classes, h', w').
     """
-    logits = predict(torch.cat([images, images.flip(-1)]))
+    logits = forward(torch.cat([images, images.flip(-1)]) if mirror else images)
     if isinstance(logits, CoarseLogits):
-        plain, other = logits.coarse.chunk(2)
-        return CoarseLogits(torch.stack([plain, other.flip(-1)], 1), logits.size)
-    plain, other = _log_probability(logits).chunk(2)
-    return torch.stack([plain, other.flip(-1) if other.dim() == 4 else other])
-
-
-def single(logits: Logits) -> Logits:
-    """The log-probabilities of one view, in the shape of those of `mirrored`: (1, n, classes, ...)."""
-    if isinstance(logits, CoarseLogits):
-        return replace(logits, coarse=logits.coarse[:, None])
-    return _log_probability(logits)[None]
-
-
-def _log_probability(logits: Tensor) -> Tensor:
-    """Log-softmax in at least float32, also under autocast, which on a CPU keeps half precision."""
-    return logits.log_softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        views = list(logits.coarse.chunk(1 + mirror))
+    else:  # at least float32, also under autocast, which on a CPU keeps half precision
+        log_p = logits.log_softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        views = list(log_p.chunk(1 + mirror))
+    if mirror and views[1].dim() == 4:
+        views[1] = views[1].flip(-1)
+    return CoarseLogits(torch.stack(views, 1), logits.size) if isinstance(logits, CoarseLogits) else torch.stack(views)
 
 
 def log_mean_probability(logits: Logits, *, least: float = -math.inf) -> Logits:

@@ -1,5 +1,5 @@
-"""ETA: Tent on the predictions that are sure and new; EATA: ETA with an anchor that holds the weights that matter for
-clean images; RDumb: ETA that starts anew.
+"""ETA: entropy minimization on reliable, non-redundant predictions; EATA: ETA with Fisher regularization towards the
+source; RDumb: ETA with periodic resets.
 
 Niu et al., "Efficient Test-Time Model Adaptation without Forgetting", ICML 2022; Press et al., "RDumb: A Simple
 Approach that Questions Our Progress in Continual Test-Time Adaptation", NeurIPS 2023.
@@ -64,7 +64,7 @@ class Eta(Learner):
         return {"mean_prediction": Array((None,), least=0, most=1 + 1e-3)}
 
     def select(self, logits: Logits) -> Tensor:
-        """Which predictions are reliable and, once there is a mean prediction, not redundant."""
+        """Mask (n, ...) of the predictions that are reliable and, once there is a mean prediction, not redundant."""
         reliable = ENTROPIES[self.options.entropy](logits) < self.margin(logits.shape[1])
         if self.mean_prediction is None:
             return reliable
@@ -73,7 +73,7 @@ class Eta(Learner):
         return reliable & (similarity.abs() < self.d_margin(logits.shape[1]))
 
     def update(self, images: Tensor, logits: Logits) -> None:
-        """One step on the selected predictions, if any; the mean prediction (classes,) follows theirs."""
+        """One step on the selected predictions, if any; then update the moving mean prediction (classes,)."""
         chosen = self.select(logits.detach())
         if not bool(chosen.any()) or not bool(self.step(self.selected_loss(logits, chosen))):
             return
@@ -90,11 +90,11 @@ class Eta(Learner):
         return (torch.exp(self.margin(logits.shape[1]) - entropies.detach()) * entropies).mean()
 
     def margin(self, classes: int) -> float:
-        """In nats."""
+        """Largest entropy of a reliable prediction, in nats."""
         return self.options.margin * math.log(classes)
 
     def d_margin(self, classes: int) -> float:
-        """The default is what the ports of the method use for 10, 100 and 1000 classes."""
+        """Largest cosine to the mean prediction; the default is that of the ports for 10, 100 and 1000 classes."""
         if self.options.d_margin is not None:
             return self.options.d_margin
         return 0.4 if classes <= 10 else 0.2 if classes <= 100 else 0.05
@@ -147,7 +147,7 @@ class Eata(Eta):
 
 
 class RdumbOptions(OfficialOptions):
-    """`reset_every`: batches after which everything learned is forgotten."""
+    """`reset_every`: number of batches between two resets."""
 
     reset_every: Count = 1000
 

@@ -114,7 +114,7 @@ def classify(model: nn.Module, features: Tensor) -> Tensor:
 
 
 def class_rows(model: nn.Module) -> Tensor:
-    """The weights (classes, d) that pooled features are multiplied with."""
+    """Weights (classes, d) of the classifier, the mean over its heads."""
     return torch.stack([head.weight.detach().flatten(1) for head in linear_heads(model)]).mean(0)
 
 
@@ -135,5 +135,5 @@ def linear_heads(model: nn.Module, *, by: str = "it") -> list[nn.Linear | nn.Con
 
 
 def wide_dtype(values: Tensor) -> torch.dtype:
-    """At least float32."""
+    """The dtype of `values`, at least float32."""
     return torch.promote_types(values.dtype, torch.float32)

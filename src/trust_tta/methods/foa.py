@@ -7,7 +7,7 @@ mean of all tokens of a map stands for the class token.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trust_tta.methods.base import Method, MethodOptions
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.prompts import ImagePrompts, take_prompts
-from trust_tta.methods.source_data import SourceStatistics, StatisticsOption, required
+from trust_tta.methods.source_data import StatisticsOption, required
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.optional import require
@@ -82,7 +82,7 @@ class Foa(Method):
     def adapted_names(self, model: nn.Module) -> list[str]:
         take_prompts(model)
         require("cma", extra="foa")
-        required(self.options.source_statistics, self.name, "source_statistics")
+        self.source = required(self.options.source_statistics, self.name, "source_statistics")
         return []
 
     def adapt(self, images: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class Foa(Method):
         return entropy(judged).sum() + self.options.weight * len(x) / 64 * distance, logits, features.mean(0)
 
     def make_search(self, dimension: int, spread: float) -> Search:
-        """A new search, or the one that was told what is remembered."""
+        """A new search, brought by replay to where a saved one was."""
         options = self.options
         first = np.random.default_rng(options.seed).uniform(-spread, spread, dimension)
         search = Search(first, population=options.population, sigma=options.sigma, seed=options.seed)
@@ -138,19 +138,15 @@ class Foa(Method):
             search.replay(self.told.cpu())
         return search
 
-    @property
-    def source(self) -> SourceStatistics:
-        return cast(SourceStatistics, self.options.source_statistics)
-
     def follow(self, features: Tensor) -> None:
-        """Move the mean features (d,) towards those of this batch."""
+        """Update the moving mean of the features (d,)."""
         if self.mean_features is not None:
             features = MOMENTUM * self.mean_features.to(features) + (1 - MOMENTUM) * features
         self.mean_features = features
 
 
 class Normals:
-    """Standard normal numbers of a seed; unlike a bound function, a deep copy goes on by itself."""
+    """Standard normal numbers of a seed; unlike that of a bound method, a deep copy has a generator of its own."""
 
     def __init__(self, seed: int) -> None:
         self.state = np.random.RandomState(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,12 +52,12 @@ class NetworkBuffers:
         try:
             yield
         finally:
-            self.note_changes()
             self.load(before)
 
     @torch.no_grad()
     def values(self) -> dict[str, Tensor]:
         """Copies of the changed buffers, but not of caches, whose shape or type differs from the source's."""
+        self.note_changes()
         now = dict(self.network.named_buffers()) if self.changed else {}
         kept = {name: now[name] for name in sorted(self.changed) if name in now}
         return {name: b.detach().clone() for name, b in kept.items() if _alike(b, self.source[name])}
@@ -64,6 +65,7 @@ class NetworkBuffers:
     @torch.no_grad()
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Set the changed buffers to `values`, and those that are not among them to the source's."""
+        self.note_changes()
         self.changed |= values.keys()
         for name in self.changed:
             parent, _, leaf = name.rpartition(".")
@@ -75,6 +77,11 @@ class NetworkBuffers:
                 buffers[leaf] = value.clone()
         if self.changed:
             self.watch()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Before a copy or a pickle, in which later changes are watched for anew."""
+        self.note_changes()
+        return vars(self)
 
     def spec(self) -> Spec:
         return Optional({name: Optional(Array.like(buffer)) for name, buffer in self.source.items()})

@@ -1,4 +1,4 @@
-"""BN-alpha and BN-EMA: statistics of the source, mixed with those of the batch or moved by them; no weight changes.
+"""BN-alpha and BN-EMA: source statistics mixed with those of the batch, or updated by them; no weight changes.
 
 Schneider et al., "Improving Robustness against Common Corruptions by Covariate Shift Adaptation", NeurIPS 2020. The
 norms here are also those of RoTTA.
@@ -24,8 +24,8 @@ from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.schema import Fraction
 
 
-class MovingNorm(AdaptiveNorm):
-    """Moving statistics in which a batch has the weight `momentum`; None: the layer's own momentum.
+class RunningNorm(AdaptiveNorm):
+    """Running statistics that are updated with `momentum`; None: the layer's own momentum.
 
     Subclasses implement `update`.
     """
@@ -35,8 +35,8 @@ class MovingNorm(AdaptiveNorm):
         momentum = norm.momentum if momentum is None else momentum
         self.momentum = 0.1 if momentum is None else float(momentum)
 
-    def normalize(self, x: Tensor) -> Tensor:
-        if not self.is_updating:
+    def normalize(self, x: Tensor, *, updating: bool) -> Tensor:
+        if not updating:
             return fixed_norm(x, self.mean, self.variance, self.weight, self.bias, self.eps)
         wide = x.to(self.mean.dtype)
         mean, variance = self.update(wide)
@@ -47,11 +47,11 @@ class MovingNorm(AdaptiveNorm):
         return (normal if self.bias is None else normal + self.bias.view(shape)).to(x.dtype)
 
     def update(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Update the moving statistics with x; returns the mean and variance (channels,) to normalize x with."""
+        """Update the running statistics by x; returns the mean and variance (channels,) to normalize x with."""
         raise NotImplementedError
 
     def average(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """The moving average of the stored statistics and those of a batch."""
+        """Running statistics updated by the mean and variance (channels,) of a batch."""
         stays = 1 - self.momentum
         return stays * self.mean + self.momentum * mean, stays * self.variance + self.momentum * variance
 
@@ -60,19 +60,18 @@ class MovingNorm(AdaptiveNorm):
         self.variance.copy_(variance.detach())
 
 
-class AlphaNorm(MovingNorm):
-    """In every forward, the source's statistics averaged with the batch's; nothing is stored."""
+class AlphaNorm(RunningNorm):
+    """Source statistics averaged with those of the batch in every forward; nothing is stored."""
 
-    @property
-    def is_updating(self) -> bool:
-        return True
+    def normalize(self, x: Tensor, *, updating: bool) -> Tensor:
+        return super().normalize(x, updating=True)
 
     def update(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.average(*_statistics(x, correction=1))
 
 
-class EmaNorm(MovingNorm):
-    """An updating forward normalizes with the batch's statistics and updates the stored ones, as in training."""
+class EmaNorm(RunningNorm):
+    """An updating forward normalizes by the batch's statistics and updates the running ones, as in training."""
 
     def update(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, unbiased = _statistics(x, correction=1)
@@ -80,8 +79,8 @@ class EmaNorm(MovingNorm):
         return _statistics(x, correction=0)
 
 
-class RobustNorm(MovingNorm):
-    """RoTTA's: the stored statistics are updated first, then used; gradients flow through the batch's part of them."""
+class RobustNorm(RunningNorm):
+    """RoTTA's: running statistics are updated, then used; gradients flow through the batch's part of them."""
 
     def update(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, variance = self.average(*_statistics(x, correction=0))
@@ -90,7 +89,7 @@ class RobustNorm(MovingNorm):
 
 
 class BnAlphaOptions(MethodOptions):
-    """`alpha`: the share of the batch; with `statistics` other than "batch" there is nothing to mix."""
+    """`alpha`: weight of the batch's statistics; with `statistics` other than "batch" there is nothing to mix."""
 
     alpha: Fraction = 0.1
 
@@ -109,14 +108,14 @@ class BnAlpha(Source):
 
 
 class BnEmaOptions(MethodOptions):
-    """`momentum`: the share of a batch in the moving statistics; None takes each layer's own."""
+    """`momentum` of the running statistics; None takes each layer's own."""
 
     statistics: StatisticsKind = "stream"
     momentum: Fraction | None = None
 
 
 class BnEma(Source):
-    """The running statistics of training go on: a pass that moves them, then a prediction with them."""
+    """The running statistics of training are updated further: a forward that updates them, then the prediction."""
 
     name = "bn_ema"
     Options = BnEmaOptions
@@ -137,7 +136,7 @@ class BnEma(Source):
 
 
 def check_moved(statistics: Statistics, images: Tensor) -> None:
-    """Refuse a batch that leaves moving statistics which are not finite: all later predictions would be alike."""
+    """Refuse a batch that makes running statistics not finite: all later predictions would be alike."""
     moved = [norm.mean.abs().amax() + norm.variance.amax() for norm in statistics.norms.values()]
     if moved and not bool(all_finite(torch.stack(moved))):
         raise DataError(

@@ -125,8 +125,8 @@ def joint_gradients(
     leaves = [{name: each[name].detach().clone().requires_grad_() for name in copied} for each in named]
     with scan_weights_by_part(method, leaves):
         logits = method.logits(images, stochastic_depth=method.options.stochastic_depth, capture=False)
-        undisturbed = method.predict(images, capture=False) if method.options.stochastic_depth else logits
-    loss = method.loss(logits, most_likely(undisturbed))
+        prediction = method.predict(images, capture=False) if method.options.stochastic_depth else logits
+    loss = method.loss(logits, most_likely(prediction))
     method.counters.backwards += 1
     owners = [{**weights.named, **each} for each in leaves]
     flat = list({id(t): t for owner in owners for t in owner.values()}.values())

@@ -1,14 +1,13 @@
-"""Which parameters a method adapts, chosen by role, and a second network over the same tensors."""
+"""Selection of the parameters to adapt by their roles, and a second network over the same tensors."""
 
 from __future__ import annotations
 
 import copy
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Literal, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
 from trust_tta.errors import ConfigError
@@ -125,13 +124,6 @@ class SharedModel:
 
     def __getstate__(self) -> dict[str, nn.Module]:
         return {"given": self.network, "network": self.network}
-
-    @torch.no_grad()
-    def with_weights(self, adapted: Mapping[str, Tensor]) -> nn.Module:
-        """The given network with the values of `adapted`."""
-        for name, parameter in adapted.items():  # the storage is the same unless the method was moved
-            self.network.get_parameter(name).copy_(parameter)
-        return self.given
 
     def rebind(self, model: nn.Module) -> None:
         """Point the network's parameters at those of the method's `model` that were reallocated."""

@@ -28,7 +28,7 @@ from trust_tta.schema import Count, Fraction, Natural, Rate
 
 
 class RottaOptions(LearningOptions):
-    """`alpha`: share of a batch in the moving statistics. `nu`: share of the student in the teacher. `memory_size`
+    """`alpha`: share of a batch in the running statistics. `nu`: share of the student in the teacher. `memory_size`
     images are remembered, and learned from after every `update_frequency` images. `lambda_t`, `lambda_u`: weights of
     age and uncertainty in what is forgotten. `seed` of the views."""
 
@@ -95,10 +95,10 @@ class BalancedMemory:
 
 
 class Rotta(Learner):
-    """The teacher predicts; the student learns from it on views of the memory, and the teacher follows it.
+    """The student learns the teacher's predictions on views of the memory; the teacher is its moving average.
 
     The network holds the weights and statistics of the teacher: it is what predicts, and what `detach()` gives the
-    weights of. With `statistics="stream"` both have moving statistics of their own.
+    weights of. With `statistics="stream"` both have running statistics of their own.
     """
 
     Options: ClassVar[type[LearningOptions]] = RottaOptions

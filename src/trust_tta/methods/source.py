@@ -26,8 +26,8 @@ class Source(Method):
         return not (changes or self.probabilities)  # these are not what `evaluate` gives
 
     def adapt(self, images: Tensor) -> Logits:
-        self.keep_prediction(self.predict(images))
-        return self.kept_prediction
+        self.prediction_before = self.predict(images)
+        return self.prediction_before
 
 
 class BatchStatistics(Source):

@@ -44,9 +44,9 @@ class Counters:
 
 def save_state(method: Method) -> dict[str, Any]:
     """The whole state as copied tensors and plain values."""
-    statistics, extra = method.statistics.state(), extra_state(method)
+    extra = {name: value for name in method.state_names if (value := getattr(method, name)) is not None}
     state: dict[str, Any] = {"format": STATE_FORMAT, "method": method.name, **method.weights.state_dict()}
-    state |= {"statistics": statistics, "extra": extra, "counters": asdict(method.counters)}
+    state |= {"statistics": method.statistics.state(), "extra": extra, "counters": asdict(method.counters)}
     if buffers := method.network_buffers.values():
         state["buffers"] = buffers
     return clone(state)  # a pickle of views would hold all that they are views of
@@ -87,27 +87,21 @@ def load_state(method: Method, state: Mapping[str, Any]) -> None:
 def restored_on_error(method: Method) -> Iterator[None]:
     """Restore the method if the block raises; a batch refused for its predictions is counted."""
     vector, optimizer = method.weights.snapshot(), clone(method.weights.optimizer_state)
-    statistics, extra = method.statistics.state(), extra_state(method)
-    counters, before, buffers = replace(method.counters), method.prediction_before, method.network_buffers.values()
+    statistics, buffers = method.statistics.state(), method.network_buffers.values()
+    extra = clone({name: getattr(method, name) for name in method.state_names})
+    counters, before = replace(method.counters), method.prediction_before
     try:
         yield
     except BaseException as error:
         method.weights.load(vector)
         method.weights.load_optimizer_state(optimizer)
         method.statistics.load(statistics)
-        method.network_buffers.note_changes()
         method.network_buffers.load(buffers)
         set_extra_state(method, extra)
         method.counters.set(counters)
         method.counters.refused += isinstance(error, DataError)
         method.prediction_before = before
         raise
-
-
-def extra_state(method: Method) -> dict[str, Any]:
-    """Copies of the attributes that `state_spec` names and that are not None."""
-    values = {name: getattr(method, name) for name in method.state_names}
-    return clone({name: value for name, value in values.items() if value is not None})
 
 
 def set_extra_state(method: Method, values: Mapping[str, Any]) -> None:
@@ -254,9 +248,6 @@ class StateModule(nn.Module):
 
     STATE: ClassVar[tuple[str, ...]]
     LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {}
-
-    def values(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name).detach() for name in self.STATE}
 
     def spec(self, names: Iterable[str] | None = None) -> dict[str, Spec]:
         limits = {name: self.LIMITS.get(name, {"least": 0}) for name in names or self.STATE}

@@ -1,10 +1,10 @@
-"""Which statistics the BatchNorms of a network normalize with: those of the batch, of the stream, or of training.
+"""BatchNorm statistics at test time: of the batch, of the stream of test images, or of training.
 
-`Statistics` replaces the BatchNorms. For "stream", each one is a `StreamNorm` (`stream_norm.py`): a moving mean and
-variance of the images since the reset, mixed with those of training (`tide/source_mixing.py`). `start_batch`, called
-once for a batch, sets the weight of the batch in the moving average. Where the images themselves show another domain
-(`tide/shift_detector.py`), the images before count for less, down to a few; single images and runs of one class, which
-always differ, are not taken for a new domain. A method may keep statistics for each domain of a mixed stream
+`Statistics` replaces the BatchNorms of a network. For "stream", each becomes a `StreamNorm` (`stream_norm.py`): running
+mean and variance of the images since the reset, mixed with those of training (`tide/source_mixing.py`). `start_batch`,
+called once per batch, sets the momentum of the running statistics. When the shift detector (`tide/shift_detector.py`)
+sees a new domain, earlier images count for less, down to a few; single images and runs of one class, which always
+differ, are not taken for a new domain. A mixed stream may have running statistics for each domain
 (`tide/domain_clusters.py`).
 """
 
@@ -24,7 +24,7 @@ from trust_tta.methods.state import Spec, clone
 from trust_tta.methods.stream_norm import AdaptiveNorm, StreamNorm, average_weight
 from trust_tta.methods.tide.constants import TIDE
 from trust_tta.methods.tide.domain_clusters import DomainClusters
-from trust_tta.methods.tide.shift_detector import ShiftDetector
+from trust_tta.methods.tide.shift_detector import ShiftDetector, describe
 from trust_tta.ops.cuda_graphs import GraphedFunction
 
 StatisticsKind: TypeAlias = Literal["batch", "stream", "source"]
@@ -35,15 +35,15 @@ SAMPLES_PER_SEGMENTED_IMAGE = 16  # an image with labeled pixels shows many obje
 class Statistics(nn.Module):
     """Statistics of all BatchNorms of one network.
 
-    `updating_without_grad`: forwards without gradients update them too, for methods that adapt no weights.
-    `make_norm`: replaces the norm of `kind`; called with a BatchNorm and a tensor of the network's device and dtype.
-    `mix_source`: mix the stream's statistics with the source's. `cluster_domains`: keep statistics for each cluster of
-    a mixed stream; a forward is then over whole copies of the batch. `detect_shifts`: detect new domains even if the
-    network has no BatchNorm.
+    `updating_without_grad`: forwards without gradients update the running statistics too, for methods that adapt no
+    weights. `make_norm`: makes the layer that replaces a BatchNorm, from it and a tensor of the network's device and
+    dtype; None: the layer of `kind`. `mix_source`: mix the stream's statistics with the source's. `cluster_domains`:
+    running statistics for each domain of a mixed stream; a forward is then over whole copies of the batch.
+    `detect_shifts`: detect new domains even if the network has no BatchNorm.
 
-    `norms`: the norms that replaced BatchNorms, by path. `uses_batch`: each batch is normalized by itself.
-    `unchanged`: probability () that the batch continues the domain. `groups`: the domain (n,) of each image, None
-    unless the batch is `mixed`.
+    `norms`: the layers that replaced BatchNorms, by path. `uses_batch`: each batch is normalized by its own statistics.
+    `unchanged`: probability () that the batch continues the domain. `groups`: index (n,) of each image's domain in a
+    mixed stream, else None.
     """
 
     shift_detector: ShiftDetector | None
@@ -98,29 +98,22 @@ class Statistics(nn.Module):
         self._observe = GraphedFunction(self._observe_images)  # graphs hold addresses
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
-    @property
-    def mixed(self) -> bool:
-        """Whether the images of the batch are of several domains, each with its own statistics."""
-        return self.clusters is not None and self.clusters.active
-
     def _set_groups(self, groups: Tensor | None) -> None:
         self.groups = groups
         for norm in self.stream_norms:
             norm.groups = groups
 
-    def start_batch(self, images: Tensor, *, samples_per_image: int = 1) -> None:
-        """Update the per-batch statistics by images (n, ...), before the first forward over them.
-
-        `samples_per_image`: weight of each image.
-        """
+    def start_batch(self, images: Tensor) -> None:
+        """Detect a new domain from images (n, ...) and set the momentum, before the first forward over them."""
         if self.shift_detector is None:
             return
-        descriptions, mixed, self.unchanged = self._observe(images, float(samples_per_image * self.samples_per_image))
+        descriptions, mixed, self.unchanged = self._observe(images, float(self.samples_per_image))
         if self.clusters is not None:
-            was_mixed = self.mixed
+            was_mixed = self.clusters.active
             self._set_groups(self.clusters.assign(descriptions, mixed=bool(mixed)))
-            for norm in self.stream_norms if was_mixed and not self.mixed else ():
-                norm.restore_groups()
+            if was_mixed and self.groups is None:
+                for norm in self.stream_norms:
+                    norm.restore_groups()
 
     @torch.no_grad()
     def _observe_images(self, images: Tensor, samples: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,7 +122,7 @@ class Statistics(nn.Module):
         Returns descriptions (n, features), whether they are of several domains (), and `unchanged`.
         """
         detector = cast(ShiftDetector, self.shift_detector)
-        descriptions = detector.describe(images)
+        descriptions = describe(images.detach().to(detector.reference.dtype))
         unchanged = 1 - detector.observe(descriptions)
         mixed = torch.zeros_like(unchanged, dtype=torch.bool)
         if self.clusters is not None:
@@ -139,7 +132,7 @@ class Statistics(nn.Module):
 
     @torch.no_grad()
     def weigh_batch(self, images: int, samples: float, unchanged: Tensor) -> None:
-        """Set the weight of the batch in each norm's moving average; a new domain shrinks that of the images before."""
+        """Set each norm's momentum for a batch of `images`; a new domain shrinks the weight of earlier images."""
         norms = self.stream_norms
         if not norms:
             return
@@ -156,13 +149,13 @@ class Statistics(nn.Module):
 
     @contextmanager
     def frozen(self, images: Tensor | None = None) -> Iterator[None]:
-        """Forwards inside do not update the statistics, with or without gradients.
+        """Context in which no forward updates the running statistics.
 
-        `images` (n, ...): the images to predict; of a mixed stream, each by the statistics of its domain.
+        `images` (n, ...): the images to predict; in a mixed stream, each is normalized by the statistics of its domain.
         """
         groups, nearest = self.groups, None
-        if images is not None and self.mixed and self.clusters is not None and self.shift_detector is not None:
-            nearest = self.clusters.nearest(self.shift_detector.describe(images))
+        if images is not None and self.clusters is not None and self.clusters.active:
+            nearest = self.clusters.nearest(describe(images.detach().to(self.clusters.centers.dtype)))
         self._set_groups(nearest)
         try:
             with self.updating(False):
@@ -172,7 +165,7 @@ class Statistics(nn.Module):
 
     @contextmanager
     def updating(self, updating: bool = True) -> Iterator[None]:
-        """Forwards inside update the statistics, or do not, with or without gradients."""
+        """Context in which every forward updates the running statistics, or none does."""
         before = [(norm, norm.updating, norm.updating_without_grad) for norm in self.norms.values()]
         for norm, *_ in before:
             norm.updating = norm.updating_without_grad = updating
@@ -183,12 +176,12 @@ class Statistics(nn.Module):
                 norm.updating, norm.updating_without_grad = flags
 
     @contextmanager
-    def including(self, images: Tensor, run: Callable[[Tensor], Any], *, samples_per_image: int = 1) -> Iterator[None]:
-        """Inside, the statistics include images (n, ...); `run` forwards a batch through the network."""
+    def including(self, images: Tensor, run: Callable[[Tensor], Any]) -> Iterator[None]:
+        """Context in which the running statistics include images (n, ...); `run` forwards them through the network."""
         before, groups = self.state(), self.groups
         try:
             if self.stream_norms:
-                self.start_batch(images, samples_per_image=samples_per_image)
+                self.start_batch(images)
                 with self.updating():
                     run(images)
             yield
@@ -204,7 +197,8 @@ class Statistics(nn.Module):
     def state(self) -> dict[str, Any]:
         """Copies of the norms' statistics by name and path, and of the tensors of the detector and the clusters."""
         norms = {name: {path: getattr(norm, name) for path, norm in self.norms.items()} for name in self.state_names}
-        return clone({name: part.values() for name, part in self._parts.items()} | norms)
+        parts = {name: {each: getattr(part, each) for each in part.STATE} for name, part in self._parts.items()}
+        return clone(parts | norms)
 
     def spec(self) -> dict[str, Spec]:
         """The shape, type and limits of each entry of `state`."""
@@ -214,7 +208,7 @@ class Statistics(nn.Module):
         return parts | norms
 
     def upgrade(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A state saved before shares were computed in closed form: all of the stream counts until the next batch."""
+        """A state saved before shares were computed in closed form, with a share of 1 until the next batch."""
         known = {name: value for name, value in state.items() if name != "source_mixing"}
         for name in self.state_names:
             if name not in known and name.endswith(("image_variance", "share")):
@@ -251,7 +245,7 @@ def _check_replaceable(path: str, norm: _BatchNorm) -> None:
 
 
 def _replace(model: nn.Module, path: str, own: AdaptiveNorm) -> None:
-    """Put a norm in the place of a BatchNorm, whose hooks it runs."""
+    """Replace the BatchNorm at `path`; its hooks are kept."""
     norm = model.get_submodule(path)
     for kind in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"):
         setattr(own, f"_{kind}", getattr(norm, f"_{kind}"))

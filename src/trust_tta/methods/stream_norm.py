@@ -1,11 +1,13 @@
-"""BatchNorms whose statistics change at test time, and the one that follows the stream of test images.
+"""BatchNorm layers whose running statistics are updated at test time.
 
-An adapting forward of `StreamNorm` has the values of the moving statistics and the gradient of the batch's (test-time
-batch renormalization, as in Zhao et al., "DELTA", ICLR 2023); a prediction normalizes as a BatchNorm in evaluation.
+In an adapting forward, `StreamNorm` normalizes by the running statistics and differentiates through those of the batch
+(test-time batch renormalization, as in Zhao et al., "DELTA", ICLR 2023); a prediction normalizes as a BatchNorm does in
+evaluation mode.
 """
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, cast
 
 import torch
@@ -15,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trust_tta.methods.state import StateModule
 from trust_tta.methods.tide.constants import TIDE
-from trust_tta.methods.tide.source_mixing import mix_statistics, standard_moments, stream_share
+from trust_tta.methods.tide.source_mixing import mix_statistics, stream_share
 from trust_tta.ops.batch_norm import (
     batch_norm,
     can_use_kernels,
@@ -28,11 +30,11 @@ from trust_tta.ops.batch_norm import (
 
 
 class AdaptiveNorm(StateModule):
-    """Replaces a BatchNorm: its weight and bias, and statistics that start at the source's.
+    """A BatchNorm with the affine parameters of `norm`, whose running statistics start at those of the source.
 
-    `source_mean`, `source_variance` (channels,): running statistics of training; 0 and 1 where the network keeps none.
-    `updating`: whether forwards update the statistics, those without gradients only if `updating_without_grad`.
-    Subclasses implement `normalize`.
+    `mean`, `variance` (channels,): running statistics. `source_mean`, `source_variance` (channels,): those of training,
+    0 and 1 where the network keeps none. `updating`: forwards update the running statistics, those without gradients
+    only if `updating_without_grad`. Subclasses implement `normalize`.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("mean", "variance")
@@ -70,20 +72,12 @@ class AdaptiveNorm(StateModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, channels, ...) in and out."""
-        normal = self.normalize(x)
+        normal = self.normalize(x, updating=self.updating and (torch.is_grad_enabled() or self.updating_without_grad))
         return normal if self.activation is None else self.activation(normal)
 
-    def normalize(self, x: Tensor) -> Tensor:
-        """x (n, channels, ...), normalized; updates the statistics first where `is_updating`."""
+    def normalize(self, x: Tensor, *, updating: bool) -> Tensor:
+        """x (n, channels, ...), normalized; `updating` updates the running statistics first."""
         raise NotImplementedError
-
-    @property
-    def source(self) -> tuple[Tensor, Tensor]:
-        return self.source_mean, self.source_variance
-
-    @property
-    def is_updating(self) -> bool:
-        return self.updating and (torch.is_grad_enabled() or self.updating_without_grad)
 
     def prediction_statistics(self) -> tuple[Tensor, Tensor]:
         """The mean and the variance (channels,) that a prediction normalizes with."""
@@ -91,15 +85,14 @@ class AdaptiveNorm(StateModule):
 
 
 class StreamNorm(AdaptiveNorm):
-    """A BatchNorm that normalizes with moving statistics of the stream, mixed with the source's.
+    """A BatchNorm that normalizes by running statistics of the stream, mixed with the source's.
 
-    `mean`, `variance` (channels,): of the stream with the present batch; `images` (): how many they stand for;
-    `image_variance` (): of the standard moments between images; `share` (): of the stream's statistics in those that
-    are used, the rest being the source's (`tide/source_mixing.py`). `previous_*`: the same before the present batch,
-    so that several forwards over one batch count once. `group_*` (clusters, ...): the same for each domain of a mixed
-    stream; `groups` (n,): the domain of each image of the batch, or None. Set for each batch by `Statistics`: `count`
-    (), the images of the batch; `samples` (), how many each one counts for; `batch_weight` (), its weight in the
-    moving average.
+    `mean`, `variance` (channels,): running statistics, the present batch included; `images` (): their effective number
+    of images; `image_variance` (): variance of the standard moments between images; `share` (): proportion of the
+    stream in the mixture with the source (`tide/source_mixing.py`). `previous_*`: the same before the present batch, so
+    that several forwards over one batch count once. `group_*` (clusters, ...): the same for each domain of a mixed
+    stream; `groups` (n,): the domain of each image of the batch, or None. Set per batch by `Statistics`: `count` (),
+    images of the batch; `samples` (), weight of each image; `batch_weight` (), momentum.
     """
 
     STATE = ("mean", "variance", "images", "image_variance", "share")
@@ -145,15 +138,14 @@ class StreamNorm(AdaptiveNorm):
 
     @torch.no_grad()
     def restore_groups(self) -> None:
-        """Return the statistics of each domain to the source's."""
+        """Reset the statistics of each domain to the source's."""
         self.group_mean.copy_(self.source_mean)
         self.group_variance.copy_(self.source_variance)
         self.group_images.zero_()
         self.group_image_variance.zero_()
         self.group_share.fill_(not self.mix_source)
 
-    def normalize(self, x: Tensor) -> Tensor:
-        updating = self.is_updating
+    def normalize(self, x: Tensor, *, updating: bool) -> Tensor:
         if self.groups is not None:
             return self._normalize_groups(x, self.groups.repeat(len(x) // len(self.groups)), updating=updating)
         if self.uses_kernels(x):
@@ -172,7 +164,7 @@ class StreamNorm(AdaptiveNorm):
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, self.eps, torch.backends.cudnn.enabled)
 
     def uses_kernels(self, x: Tensor) -> bool:
-        """Whether an adapting forward of x (n, channels, ...) is computed by `with_residual`."""
+        """Whether `with_residual` computes an adapting forward of x (n, channels, ...)."""
         if not (self.updating and self.groups is None and torch.is_grad_enabled() and can_use_kernels(x)):
             return False
         tensors = (self.mean, self.weight, self.bias)
@@ -184,7 +176,7 @@ class StreamNorm(AdaptiveNorm):
         image_variance = self.image_variance
         if self.mix_source:
             with torch.no_grad():
-                image_variance = self._standard(*image_moments(x)).var(1, correction=0).mean()
+                image_variance = self.standard_moments(*image_moments(x)).var(1, correction=0).mean()
         previous = (f"previous_{name}" for name in self.STATE[:4])
         names = (*previous, "count", "samples", *self.STATE, "source_mean", "source_variance")
         weight, bias = follow_stream(
@@ -198,12 +190,12 @@ class StreamNorm(AdaptiveNorm):
         return batch_norm(x, weight, bias, self.eps, batch)
 
     def _normalize_groups(self, x: Tensor, groups: Tensor, *, updating: bool) -> Tensor:
-        """x (n, channels, ...) with images of the domains (n,), each normalized by the statistics of its domain."""
+        """x (n, channels, ...), each image normalized by the statistics of its domain in `groups` (n,)."""
         shape = (len(x), -1, *[1] * (x.dim() - 2))
         batch = self._update_groups(x, groups) if updating else None
         mean, variance = self.prediction_statistics("group_")
         mean, scale = mean[groups], (variance[groups] + self.eps).rsqrt()
-        if batch is not None and torch.is_grad_enabled():  # values of the moving statistics, gradients of the batch's
+        if batch is not None and torch.is_grad_enabled():  # values of the running statistics, gradients of the batch's
             batch_mean, batch_scale = batch[0][groups], (batch[1][groups] + self.eps).rsqrt()
             normal = (x - batch_mean.view(shape)) * batch_scale.view(shape)
             normal = normal * (scale / batch_scale).detach().view(shape)
@@ -217,15 +209,18 @@ class StreamNorm(AdaptiveNorm):
     def prediction_statistics(self, prefix: str = "") -> tuple[Tensor, Tensor]:
         """Mean and variance (channels,) of the mixture of stream and source; with "group_", (clusters, channels)."""
         mean, variance, share = (getattr(self, prefix + name) for name in ("mean", "variance", "share"))
-        return mix_statistics((mean, variance), self.source, share[..., None]) if self.mix_source else (mean, variance)
+        if not self.mix_source:
+            return mean, variance
+        return mix_statistics((mean, variance), (self.source_mean, self.source_variance), share[..., None])
 
     def _update(self, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
-        """Update the stream's statistics by those (n, channels) of images; returns the batch's (channels,)."""
+        """Update the running statistics by those (n, channels) of images; returns the batch's (channels,)."""
         mean = means.mean(0)
         variance = variances.mean(0) + (means - mean).square().mean(0)
         between = None
         if self.mix_source:
-            between = (self._standard(means, variances) - self._standard(mean, variance)[:, None]).square().mean()
+            middle = self.standard_moments(mean, variance)
+            between = (self.standard_moments(means, variances) - middle[:, None]).square().mean()
         self._average("", (mean, variance, between), self.batch_weight, self.count / self.batch_weight)
         return mean, variance
 
@@ -239,8 +234,8 @@ class StreamNorm(AdaptiveNorm):
         with torch.no_grad():
             images, between = image_moments(x), None
             if self.mix_source:
-                middle = self._standard(mean, variance)
-                between = averaging @ (self._standard(*images) - middle[:, groups]).square().mean((0, 2))
+                middle = self.standard_moments(mean, variance)
+                between = averaging @ (self.standard_moments(*images) - middle[:, groups]).square().mean((0, 2))
             count = members.sum(0) * self.count / len(x)
             weight = average_weight(self.previous_group_images, count)
             total = torch.where(count > 0, count / weight, self.previous_group_images)
@@ -251,10 +246,10 @@ class StreamNorm(AdaptiveNorm):
     def _average(
         self, prefix: str, batch: tuple[Tensor, Tensor, Tensor | None], weight: Tensor, images: Tensor
     ) -> None:
-        """Average the previous statistics and the batch's, which have the `weight` (...), now of so many `images`.
+        """Update running statistics with momentum `weight` (...); then estimate the share of the stream.
 
         `batch`: mean and variance (..., channels), and the variance (...) between images, None where the source is not
-        mixed in. Estimates the share of the stream from the average.
+        mixed in. `images` (...): their effective number afterwards.
         """
         names = ("mean", "variance", "image_variance")
         old_mean, old_variance, old_between = (getattr(self, f"previous_{prefix}{name}") for name in names)
@@ -265,16 +260,21 @@ class StreamNorm(AdaptiveNorm):
         getattr(self, f"{prefix}variance").copy_(pooled)
         getattr(self, f"{prefix}images").copy_(images)
         if between is not None:
-            moved = self._standard(mean, variance) - self._standard(old_mean, old_variance)
+            moved = self.standard_moments(mean, variance) - self.standard_moments(old_mean, old_variance)
             between = torch.lerp(old_between, between, weight) + apart * moved.square().mean((0, -1))
             getattr(self, f"{prefix}image_variance").copy_(between)
             mean, variance, images, image_variance, share = (getattr(self, prefix + name) for name in self.STATE)
-            distance = self._standard(mean, variance).square().mean((0, -1))
+            distance = self.standard_moments(mean, variance).square().mean((0, -1))
             share.copy_(stream_share(distance, image_variance, images / self.samples))
 
-    def _standard(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """Moments (2, ..., channels) in units of the source's, see `standard_moments`."""
-        return standard_moments(mean, variance, self.source, self.eps)
+    def standard_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """Means and mean squares (2, ..., channels) in units of the source, 0 where they equal it.
+
+        Half the sum of their squares is, to second order, the Kullback-Leibler divergence from the source.
+        """
+        scale = 1 / (self.source_variance + self.eps)
+        away = mean - self.source_mean
+        return torch.stack([away * scale.sqrt(), ((variance + away.square()) * scale - 1) / math.sqrt(2)])
 
 
 def average_weight(previous: Tensor, new: Tensor) -> Tensor:

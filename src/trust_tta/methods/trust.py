@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trust_tta.errors import TrustWarning, users_level
 from trust_tta.methods import merging, parallel
 from trust_tta.methods.base import Learner
-from trust_tta.methods.ensembling import log_mean_probability, mirrored
+from trust_tta.methods.ensembling import forward_views, log_mean_probability
 from trust_tta.methods.losses import class_confusion, confusion_loss, entropy, most_likely, pseudo_label_loss
 from trust_tta.methods.parallel import OrderStep
 from trust_tta.methods.statistics import has_statistics
@@ -34,10 +34,11 @@ class WeightAveraging(Learner):
     chunked_loss = True
     orders: list[ScanOrder | str]
     evaluate_order: ScanOrder | str = DEFAULT_ORDER
+    last_prediction: Logits  # before the last of several steps
     mode = "sequential"
     merge_by = "mean"
     mirror = False
-    adapts_as_it_predicts = True  # on the same batch: first logits may be the prediction before the update
+    reuses_first_logits = True  # of the first step, as the prediction before the update
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         require_orders(model)
@@ -47,8 +48,8 @@ class WeightAveraging(Learner):
         """Algorithm 1 for one batch; of several `steps` per order, the last ones are averaged."""
         before = self.options.predict == "before"
         first_orders = self.orders if self.mode == "replicate" else self.orders[:1]
-        if before and not (self.adapts_as_it_predicts and self.evaluate_order in first_orders):
-            self.keep_prediction(self.final_prediction(images))
+        if before and not (self.reuses_first_logits and self.evaluate_order in first_orders):
+            self.prediction_before = self.last_prediction = self.final_prediction(images)
         steps = self.adapt_under_orders(images)
         if self.merge_by == "mean":  # of the steps that were made
             made = torch.stack([step.made for step in steps])
@@ -56,10 +57,10 @@ class WeightAveraging(Learner):
         else:
             self.weights.load(parallel.merge(self, steps))
         del steps  # frees the snapshots before the prediction
-        return self.kept_prediction if before else self.final_prediction(images)
+        return self.last_prediction if before else self.final_prediction(images)
 
     def adapt_under_orders(self, images: Tensor) -> list[OrderStep]:
-        """Algorithm 2: each order continues from the weights that the one before it left."""
+        """Algorithm 2: one step under each order, each from the weights that the step before it left."""
         if self.mode != "sequential":
             return parallel.adapt(self, images)
         for _ in range(self.options.steps):
@@ -71,15 +72,16 @@ class WeightAveraging(Learner):
     ) -> OrderStep:
         """The body of Algorithm 2: one gradient step on pseudo-labels under one order; returns the adapted weights.
 
-        `first`: the weights are still those before the update, so that the logits may be the prediction with them.
-        `augmented`: the images to adapt on, where they are not the given ones.
+        `first`: the weights are those before the update. `augmented`: images (n, c, h, w) to adapt on in place of the
+        given ones.
         """
         seen = images if augmented is None else augmented
         logits = self.logits(seen, order=order, stochastic_depth=self.options.stochastic_depth)
-        undisturbed = self.predict(images, order=order) if self.options.stochastic_depth else logits.detach()
-        if first and order == self.evaluate_order and self.adapts_as_it_predicts:
-            self.keep_prediction(undisturbed)
-        made = self.step(self.loss(logits, most_likely(undisturbed)))
+        prediction = self.predict(images, order=order) if self.options.stochastic_depth else logits.detach()
+        if first and order == self.evaluate_order and self.reuses_first_logits:
+            self.last_prediction = prediction
+            self.prediction_before = prediction if self.prediction_before is None else self.prediction_before
+        made = self.step(self.loss(logits, most_likely(prediction)))
         mean_entropy = entropy(logits.detach()).mean() if self.merge_by != "mean" else None
         return OrderStep(self.weights.snapshot(), made, mean_entropy)
 
@@ -95,11 +97,13 @@ class WeightAveraging(Learner):
         if not self.mirror:
             return predict(images)
         self.counters.forwards += 1  # counted in forwards over the batch
-        return log_mean_probability(mirrored(predict, images))
+        return log_mean_probability(forward_views(predict, images, mirror=True))
 
     def infer(self, images: Tensor) -> Logits:
         predict = partial(self.frozen_logits, order=self.evaluate_order)
-        return log_mean_probability(mirrored(predict, images)) if self.mirror else predict(images)
+        if not self.mirror:
+            return predict(images)
+        return log_mean_probability(forward_views(predict, images, mirror=True))
 
 
 class TrustNaive(WeightAveraging):
@@ -133,4 +137,4 @@ class Trust(WeightAveraging):
         self.mirror = self.options.views == "mirror"
         if self.mode != "sequential":  # sums must not depend on how the orders were listed
             self.orders.sort(key=str)
-        self.adapts_as_it_predicts = self.mode != "split" and not self.mirror
+        self.reuses_first_logits = self.mode != "split" and not self.mirror

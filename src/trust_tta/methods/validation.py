@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ from trust_tta.errors import (
     users_level,
 )
 from trust_tta.preprocessing import network_input
-
-if TYPE_CHECKING:
-    from trust_tta.methods.base import Method
 
 MIN_IMAGES = 8  # below this, the statistics of a batch are poor
 
@@ -119,11 +116,9 @@ def check_dtypes(model: nn.Module, adapted: Iterable[str]) -> None:
         )
 
 
-def check_finite(images: Tensor, total: Tensor | None = None) -> None:
-    """Refuse images that are not finite; `total` is their sum, where it was computed before."""
-    # A finite sum has finite terms, and takes one pass; large ones may sum to infinity.
-    total = images.sum() if total is None else total
-    if not math.isfinite(total.item()) and not bool(images.isfinite().all()):
+def check_finite(images: Tensor) -> None:
+    """Refuse images (n, c, h, w) that are not finite."""
+    if not bool(images.isfinite().all()):
         raise ShapeError("the images hold values that are not finite; drop or repair them before adapting")
 
 
@@ -143,28 +138,14 @@ def check_outputs(outputs: Tensor, images: Tensor) -> None:
         )
 
 
-class InputCheck:
-    """`check_batch`, which also warns once of batches too small for batch statistics.
-
-    The warning comes at the first batch, or at the second small one in a row: the last batch of a stream may be small.
-    """
-
-    def __init__(self) -> None:
-        self.last_was_small, self.warned = True, False
-
-    def __call__(self, images: Any, method: Method) -> Tensor:
-        images = check_batch(images, method.model)
-        small = len(images) < MIN_IMAGES and not getattr(method.model, "dense", False)  # pixels make up for images
-        if small and self.last_was_small and method.statistics.uses_batch and not self.warned:
-            self.warned = True
-            warnings.warn(
-                f"'{method.name}' normalizes with the statistics of the batch, poor for a batch of {len(images)} "
-                f'(below {MIN_IMAGES}); use statistics="stream", which follows all batches so far, or larger batches',
-                TrustWarning,
-                stacklevel=users_level(),
-            )
-        self.last_was_small = small
-        return images
+def warn_of_few_images(images: int, method: str) -> None:
+    """Warn of a batch that is too small for batch statistics."""
+    warnings.warn(
+        f"'{method}' normalizes with the statistics of the batch, poor for a batch of {images} (below {MIN_IMAGES}); "
+        'use statistics="stream", which follows all batches so far, or larger batches',
+        TrustWarning,
+        stacklevel=users_level(),
+    )
 
 
 def check_image_logits(logits: Tensor, method: str) -> None:
@@ -218,7 +199,7 @@ def network_passes(images: Tensor) -> Iterator[None]:
     """Context of passes over a batch (n, c, h, w): autocast without its cache, and errors in one line.
 
     Cached casts of weights would outlive their update. Images that are not finite are refused at the end, so that the
-    host does not wait.
+    host does not wait: a finite sum has finite terms, and large terms may sum to infinity.
     """
     device, total = images.device.type, images.sum()
     autocast = torch.is_autocast_enabled(device)
@@ -227,7 +208,7 @@ def network_passes(images: Tensor) -> Iterator[None]:
         with torch.autocast(device, dtype, cache_enabled=False) if autocast else nullcontext():
             yield
     except Exception as error:
-        check_finite(images, total)
+        check_finite(images)
         explained = _explain(error, images)
         if explained is None:
             raise
@@ -235,4 +216,5 @@ def network_passes(images: Tensor) -> Iterator[None]:
     finally:
         if autocast:
             torch.clear_autocast_cache()  # the user's network has the same weights
-    check_finite(images, total)
+    if not math.isfinite(total.item()):
+        check_finite(images)

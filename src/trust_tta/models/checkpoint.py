@@ -1,4 +1,4 @@
-"""Checkpoints: the network that a file of weights belongs to, its classes and its preprocessing.
+"""Checkpoints: weights with the variant, the classes and the preprocessing of their network.
 
 A file names its variant in its metadata, or is recognized by the names and shapes of its parameters.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -55,7 +54,7 @@ _TOLERANCE = 2e-3  # of a mean or deviation: how far published figures of one da
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Checkpoint(ModelInfo):
-    """Weights of a file, and what its name, metadata or variant states of the network.
+    """Weights of a file and the facts about their network that its name, metadata or variant states.
 
     >>> checkpoint = Checkpoint.open("vmamba_nano_cifar10")
     >>> checkpoint.variant, checkpoint.num_classes, checkpoint.classes[:2]
@@ -99,17 +98,17 @@ class Checkpoint(ModelInfo):
             stated = published.info
         else:
             stated = ModelInfo.from_metadata(weights.metadata, file)
-        variant = _of_family(variant, stated.variant, file) or _find_variant(stated, weights.state, file, published)
+        variant = _choose_variant(variant, stated.variant, weights.state, file, published)
         own_fields = {**stated.fields, **fields}
         stated_count = own_fields.pop("num_classes", None)
         given = stated_count if num_classes is None else num_classes
         if variant in VARIANTS:
-            state = _under_names_of(variant, weights.state)
-            default = ModelInfo(variant, NO_FIELDS, _outputs(state), None, default_preprocessing(variant))
+            state = _rename_for(variant, weights.state)
+            default = ModelInfo(variant, NO_FIELDS, _count_classes(state), None, default_preprocessing(variant))
         else:
             own_fields |= {} if given is None else {"num_classes": given}
-            network = _build_outside(variant, own_fields)
-            state = _under_names_of(network, weights.state)
+            network = _build_external(variant, own_fields)
+            state = _rename_for(network, weights.state)
             default = replace(describe(network), variant=variant)
         counts = (given, stated.num_classes, default.num_classes)
         count = next((each for each in counts if each is not None), None)
@@ -139,7 +138,7 @@ class Checkpoint(ModelInfo):
         if self._state is None:
             weights = NO_WEIGHTS if self.file is None else read_weights(self.file, ema=self.ema)
             ours = self.variant in VARIANTS
-            state = _under_names_of(self.variant if ours else _build_outside(self.variant, self.fields), weights.state)
+            state = _rename_for(self.variant if ours else _build_external(self.variant, self.fields), weights.state)
             if self.sha256 != (weights.sha256 or state_digest(state)):
                 raise CheckpointError(f"{self.origin} has changed since it was first read; start again")
             object.__setattr__(self, "_state", state)
@@ -178,7 +177,7 @@ class Checkpoint(ModelInfo):
         try:
             if ours:
                 self._check_size(VARIANTS[self.variant].override(fields))
-            network = build_network(self.variant, fields) if ours else _build_outside(self.variant, fields)
+            network = build_network(self.variant, fields) if ours else _build_external(self.variant, fields)
             load_state(network, self.state, origin=self.origin, head=head)
         except CheckpointError as error:
             found = matching_variants(read_weights(self.file, ema=self.ema).state) if ours and self.file else []
@@ -226,13 +225,13 @@ def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head
     """
     if isinstance(source, Mapping):
         origin = "the given state dict"
-        load_state(model, _under_names_of(model, pick_state(source, origin=origin, ema=ema)), origin=origin, head=head)
+        load_state(model, _rename_for(model, pick_state(source, origin=origin, ema=ema)), origin=origin, head=head)
         return model
     file = find_file(source)
     published = find_published(source, file)
     weights = read_weights(file, ema=ema or (published is not None and published.is_average))
     stated = ModelInfo.from_metadata(weights.metadata, file)
-    load_state(model, _under_names_of(model, weights.state), origin=f"'{file}'", head=head)
+    load_state(model, _rename_for(model, weights.state), origin=f"'{file}'", head=head)
     if isinstance(model, ScanNetwork | UPerNet):
         model.preprocessing = stated.preprocessing or model.preprocessing
         model.classes = stated.classes if head else model.classes
@@ -253,7 +252,7 @@ def describe(network: nn.Module) -> ModelInfo:
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:
-    """Digest of the names and shapes of a network's parameters, but for the classifier and the auxiliary head."""
+    """Digest of the names and shapes of a network's parameters, without classifier and auxiliary head."""
     ignored = (*HEADS, AUXILIARY)
     kept = (name for name in state if not name.startswith(ignored) and not name.endswith("num_batches_tracked"))
     lines = sorted(f"{name} {tuple(state[name].shape)}" for name in kept)
@@ -267,7 +266,7 @@ def matching_variants(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _check_request(source: object, variant: str | None, fields: Fields) -> None:
-    """Refuse names that do not go together before a large file is read."""
+    """Refuse a checkpoint and a variant that do not fit each other, before a large file is read."""
     known = PRETRAINED.get(str(source))
     if known is not None and variant not in (None, known.variant):
         raise ConfigError(f"checkpoint '{known.name}' is for the network '{known.variant}', not '{variant}'")
@@ -279,25 +278,30 @@ def _check_request(source: object, variant: str | None, fields: Fields) -> None:
         raise ConfigError(f"'{variant}' has random weights; override it with pretrained = true, or give a checkpoint")
 
 
-def _of_family(variant: str | None, stated: str | None, file: Path | None) -> str | None:
-    """The variant asked for; one of another family than the file states is refused."""
-    known, other = VARIANTS.get(variant or ""), VARIANTS.get(stated or "")
-    if known is not None and other is not None and type(known) is not type(other):
-        raise CheckpointError(f"'{file}' holds the weights of '{stated}', not of '{variant}'; give the name '{stated}'")
-    return variant
-
-
-def _find_variant(
-    stated: ModelInfo, state: Mapping[str, Tensor], file: Path | None, published: Pretrained | None
+def _choose_variant(
+    given: str | None,
+    stated: str | None,
+    state: Mapping[str, Tensor],
+    file: Path | None,
+    published: Pretrained | None,
 ) -> str:
-    """The variant of a file: stated, or recognized. It must be ours, because a file must not choose which code runs."""
-    if stated.variant in VARIANTS:
-        return stated.variant
-    if stated.variant:
-        hint = did_you_mean(stated.variant, VARIANTS)
+    """The given variant, else the one that the file states or whose parameters it has.
+
+    A given variant of another family than the stated one is refused, and so is a file that states a network of another
+    package: a file must not choose which code runs.
+    """
+    if given is not None:
+        if given in VARIANTS and stated in VARIANTS and type(VARIANTS[given]) is not type(VARIANTS[stated]):
+            raise CheckpointError(
+                f"'{file}' holds the weights of '{stated}', not of '{given}'; give the name '{stated}'"
+            )
+        return given
+    if stated in VARIANTS:
+        return stated
+    if stated:
         raise ConfigError(
-            f"'{file}' names a network outside of this package, {show(stated.variant)} ({hint}); if you trust it, "
-            "give this name as the variant"
+            f"'{file}' names a network outside of this package, {show(stated)} ({did_you_mean(stated, VARIANTS)}); "
+            "if you trust it, give this name as the variant"
         )
     found = matching_variants(state)
     if published is not None and published.variant in found:
@@ -330,7 +334,7 @@ def set_license(network: nn.Module, license: str | None, *, origin: str) -> None
 
 @cache
 def _warn_of_license(origin: str, license: str) -> None:
-    """Say once that the weights may not be used commercially."""
+    """Warn once that the weights may not be used commercially."""
     warnings.warn(
         f"{origin}: the license of these weights, {license}, forbids commercial use",
         TrustWarning,
@@ -338,22 +342,22 @@ def _warn_of_license(origin: str, license: str) -> None:
     )
 
 
-def _build_outside(name: str, fields: Fields) -> nn.Module:
-    """A network from outside, under a fixed seed."""
+def _build_external(name: str, fields: Fields) -> nn.Module:
+    """Build a network of another package under a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return build_network(name, fields)
 
 
-def _under_names_of(network: nn.Module | str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State dict under the names of a network or variant; the network's own weights where there is no file."""
+def _rename_for(network: nn.Module | str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """State dict with the parameter names of a network or variant; the network's own weights where there is no file."""
     if isinstance(VARIANTS[network] if isinstance(network, str) else network, VMambaConfig | VMamba | UPerNet):
         return rename(state)
     return strip_prefixes(state) if state or isinstance(network, str) else network.state_dict()
 
 
-def _outputs(state: Mapping[str, Tensor]) -> int | None:
-    """The number of classes by the bias or the weight of the classifier."""
+def _count_classes(state: Mapping[str, Tensor]) -> int | None:
+    """Number of classes, read from the bias or the weight of the classifier."""
     for name in (f"{head}{leaf}" for head in HEADS for leaf in ("bias", "weight")):
         if name in state and state[name].dim():
             return int(state[name].shape[0])
@@ -363,9 +367,9 @@ def _outputs(state: Mapping[str, Tensor]) -> int | None:
 def _choose_preprocessing(
     given: Preprocessing | None, stated: ModelInfo, default: ModelInfo, file: Path | None
 ) -> Preprocessing:
-    """The given preprocessing, else the stated one, else the network's; refused if training used another.
+    """The given preprocessing, else the one stated in the file, else the network's; refused if training used another.
 
-    A network from outside states the preprocessing of its own weights, not of those in a file.
+    A network of another package states the preprocessing of its own weights, not of those in a file.
     """
     known = stated.preprocessing or default.preprocessing
     if given is None and known is None:
@@ -376,14 +380,11 @@ def _choose_preprocessing(
             stacklevel=users_level(),
         )
     trained_with = stated.preprocessing if file else known
-    if given is not None and trained_with is not None and not _close(given, trained_with):
-        raise ConfigError(
-            f"'{file or default.variant}' was trained with mean {trained_with.mean} and std {trained_with.std}, and "
-            f"mean {given.mean} and std {given.std} are given; omit the preprocessing or give these"
-        )
+    if given is not None and trained_with is not None:
+        pairs = zip((*given.mean, *given.std), (*trained_with.mean, *trained_with.std), strict=True)
+        if not all(abs(a - b) <= _TOLERANCE for a, b in pairs):
+            raise ConfigError(
+                f"'{file or default.variant}' was trained with mean {trained_with.mean} and std {trained_with.std}, "
+                f"and mean {given.mean} and std {given.std} are given; omit the preprocessing or give these"
+            )
     return given or known or Preprocessing()
-
-
-def _close(one: Preprocessing, other: Preprocessing) -> bool:
-    pairs = zip((*one.mean, *one.std), (*other.mean, *other.std), strict=True)
-    return all(math.isclose(a, b, abs_tol=_TOLERANCE) for a, b in pairs)

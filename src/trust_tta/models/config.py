@@ -72,7 +72,7 @@ class NetworkConfig(Schema):
 
 
 class VMambaConfig(NetworkConfig):
-    """Everything that decides the parameters and the function of a VMamba.
+    """Architecture of a VMamba.
 
     >>> VMambaConfig(depths=(1, 1), dims=(8, 16), num_classes=5).d_state
     1
@@ -144,7 +144,7 @@ class UPerNetConfig(VMambaConfig):
 
 
 class VimConfig(NetworkConfig):
-    """Everything that decides the parameters and the function of a Vim."""
+    """Architecture of a Vim."""
 
     image_size: tuple[Side, Side] = (224, 224)  # height and width: there is one embedding for each position
     patch_size: Annotated[int, Field(ge=1, le=64)] = 16
@@ -174,7 +174,7 @@ class VimConfig(NetworkConfig):
 
 
 class LocalVimConfig(VimConfig):
-    """Everything that decides the parameters and the function of a LocalVim: a Vim and the scans of its layers.
+    """Architecture of a LocalVim: a Vim and the scans of its layers.
 
     `directions`: four for each layer, as in LocalVMambaConfig.
     """
@@ -197,7 +197,7 @@ class LocalVimConfig(VimConfig):
 
 
 class GroupMambaConfig(NetworkConfig):
-    """Everything that decides the parameters and the function of a GroupMamba."""
+    """Architecture of a GroupMamba."""
 
     stem_dim: Width = 32
     dims: Annotated[tuple[Width, ...], Stages] = (64, 128, 348, 448)
@@ -215,7 +215,7 @@ class GroupMambaConfig(NetworkConfig):
 
 
 class LocalVMambaConfig(VMambaConfig):
-    """Everything that decides the parameters and the function of a LocalVMamba: a VMamba and the scans of its blocks.
+    """Architecture of a LocalVMamba: a VMamba and the scans of its blocks.
 
     `directions`: four for each block, from "h" (rows), "v" (columns), "wK" (windows of KxK) and their "_flip".
     """
@@ -242,7 +242,7 @@ class LocalVMambaConfig(VMambaConfig):
 
 
 class MSVMambaConfig(VMambaConfig):
-    """Everything that decides the parameters and the function of an MSVMamba or MSVMambav3.
+    """Architecture of an MSVMamba or MSVMambav3.
 
     `first_generation`: the norm comes before the directions are summed, and the small map is upsampled bilinearly.
     """
@@ -258,7 +258,7 @@ class MSVMambaConfig(VMambaConfig):
 
 
 class EfficientVMambaConfig(VMambaConfig):
-    """Everything that decides the parameters and the function of an EfficientVMamba.
+    """Architecture of an EfficientVMamba.
 
     The first two stages scan, the others convolve.
     """
@@ -281,7 +281,7 @@ class EfficientVMambaConfig(VMambaConfig):
 
 
 class SpatialMambaConfig(NetworkConfig):
-    """Everything that decides the parameters and the function of a Spatial-Mamba."""
+    """Architecture of a Spatial-Mamba."""
 
     depths: Annotated[tuple[Depth, ...], Stages] = (2, 4, 8, 4)
     dims: Annotated[tuple[Width, ...], Stages] = (64, 128, 256, 512)
@@ -297,7 +297,7 @@ class SpatialMambaConfig(NetworkConfig):
 
 
 class VSSDConfig(SpatialMambaConfig):
-    """Everything that decides the parameters and the function of a VSSD."""
+    """Architecture of a VSSD."""
 
     depths: Annotated[tuple[Depth, ...], Stages] = (2, 4, 8, 4)
     heads: Annotated[tuple[Annotated[int, Field(ge=1, le=256)], ...], Stages] = (2, 4, 8, 16)
@@ -314,7 +314,7 @@ class VSSDConfig(SpatialMambaConfig):
 
 
 class MambaVisionConfig(NetworkConfig):
-    """Everything that decides the parameters and the function of a MambaVision.
+    """Architecture of a MambaVision.
 
     The first two stages are convolutional; the others have windows of `windows` tokens a side.
     """

@@ -77,15 +77,15 @@ def build_network(name: str, fields: Mapping[str, Any]) -> nn.Module:
     `fields` are those of the configuration of our networks, and the arguments of the factory for others.
     """
     if name not in VARIANTS:
-        return _describe_outside(_call(name, find_network(name), fields))
+        return _set_attributes(_call(name, find_network(name), fields))
     chosen = VARIANTS[name].override(fields)
     network = FAMILIES[type(chosen)](chosen)
     cast(ScanNetwork, network).preprocessing = default_preprocessing(name)
     return network
 
 
-def _describe_outside(network: Any) -> nn.Module:
-    """Give a network from outside a `preprocessing` and `classes`, None where unknown, and let it take pixels."""
+def _set_attributes(network: Any) -> nn.Module:
+    """Set `preprocessing` and `classes` of a network of another package, None where unknown, and let it take pixels."""
     own = getattr(network, "preprocessing", None)
     try:
         network.preprocessing = own if isinstance(own, Preprocessing) else _timm_preprocessing(network)
@@ -138,7 +138,7 @@ def _call(name: str, found: Any, fields: Mapping[str, Any]) -> nn.Module:
 
 
 def _prepare(network: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Forward pre-hook of an outside network: pixels go through its preprocessing."""
+    """Forward pre-hook of a network of another package: pixels go through its preprocessing."""
     return (network_input(network, arguments[0]), *arguments[1:]) if arguments else None
 
 

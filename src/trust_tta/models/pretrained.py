@@ -56,7 +56,9 @@ class Pretrained:
         return ModelInfo(self.variant, fields, self.num_classes, self.classes, self.preprocessing, self.license)
 
 
-_PIXELS = {11: "camvid", 150: "ade20k"}
+HUB_PREFIX, HUB_WEIGHTS = "hf:", "model.safetensors"
+_HUB_FILES = (HUB_WEIGHTS, "adaptation.safetensors", "config.json", "README.md")
+_PIXELS = {11: "camvid", 150: "ade20k"}  # data sets of segmentation networks by their number of classes
 
 _GITHUB, _HUB = "https://github.com/", "https://huggingface.co/"
 _VMAMBA = f"{_GITHUB}MzeroMiko/VMamba/releases/download/"
@@ -232,10 +234,6 @@ def find_file(source: object) -> Path:
             f"{did_you_mean(str(source), PRETRAINED)}"
         )
     return file
-
-
-HUB_PREFIX, HUB_WEIGHTS = "hf:", "model.safetensors"
-_HUB_FILES = (HUB_WEIGHTS, "adaptation.safetensors", "config.json", "README.md")
 
 
 def hub_folder(source: str | os.PathLike[str], *, revision: str | None = None) -> Path:

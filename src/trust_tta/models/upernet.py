@@ -157,7 +157,7 @@ class UPerNet(nn.Module):
         return self.backbone.scan_orders
 
     def scan_directions(self, order: Orders, images: int) -> Tensor:
-        """Which parameter group reads which direction, (4,) or one row for each image, (images, 4)."""
+        """Direction that each parameter group reads, (4,), or one row per image, (images, 4)."""
         return self.backbone.scan_directions(order, images)
 
     def parameter_roles(self) -> dict[str, Role]:

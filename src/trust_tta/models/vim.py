@@ -191,7 +191,7 @@ class Vim(ScanNetwork):
 
 
 def insert_token(visits: Tensor, middle: int) -> Tensor:
-    """Visits (k, steps) of tokens among which another stands at place `middle`, and which see it at this step."""
+    """Visits (k, steps + 1) with a token inserted at place `middle` of the map and of each sequence."""
     visits = visits + (visits >= middle)
     token = visits.new_full((len(visits), 1), middle)
     return torch.cat((visits[:, :middle], token, visits[:, middle:]), dim=1)

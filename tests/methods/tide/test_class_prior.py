@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.methods.networks import convnet, make
 from trust_tta.methods.tide.class_prior import Corrected, PriorMemory, correct_prior, network_bias
 from trust_tta.methods.tide.constants import TIDE
+from trust_tta.methods.tide.method import Tide
 
 CLASSES = 10
 
@@ -124,8 +126,14 @@ def test_long_batches_are_corrected_in_chunks() -> None:
     assert torch.allclose(found.p.sum(1), torch.ones(1100), atol=1e-5)
 
 
-def test_shift_fades_the_memory() -> None:
+@pytest.mark.parametrize("unchanged", [0.0, 0.25])
+def test_shift_fades_the_memory(unchanged: float) -> None:
     p = predictions(shuffled(64))
+    method: Tide = make("tide", convnet())
     memory = correct_prior(p, PriorMemory.empty(p)).memory
-    assert torch.equal(memory.fade(0.25).marginal, memory.marginal * 0.25)
-    assert not any(bool(value.any()) for value in memory.fade(0.0))
+    method.marginal, method.scores, method.spread, method.window, method.agreement = memory
+    method.statistics.unchanged = torch.tensor(unchanged)
+    found = method.correct_prior(p.log()[None]).memory
+    expected = correct_prior(p.log().exp(), PriorMemory(*(value * unchanged for value in memory))).memory
+    assert found is not None
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -53,7 +53,7 @@ def test_images_of_one_domain_vary_less_than_mixed_ones(kind: str) -> None:
 def variance_of(images: Tensor) -> float:
     detector = ShiftDetector(images)
     for batch in images.split(64):
-        detector.observe(detector.describe(batch))
+        detector.observe(describe(batch))
     return float(detector.variance)
 
 
@@ -180,17 +180,17 @@ def test_a_mixed_state_is_saved_restored_and_left_alone_by_evaluation() -> None:
     for batch in (first, second, third):
         batch[::2] *= 0.05
     run(method, [first, second])
-    assert method.statistics.mixed
+    assert method.statistics.clusters.active
     state = method.state_dict()
     method.evaluate(third)
     method.evaluate(third, include_in_stats=True)
     assert same(method.state_dict(), state)
     other = make("tide", vmamba())
     other.load_state_dict(state)
-    assert other.statistics.mixed
+    assert other.statistics.clusters.active
     assert same(other.evaluate(third), method.evaluate(third))
     assert same(other(third), method(third))
     assert same(other.state_dict(), method.state_dict())
     method.reset()
-    assert not method.statistics.mixed
+    assert not method.statistics.clusters.active
     assert same(method.state_dict(), make("tide", vmamba()).state_dict())

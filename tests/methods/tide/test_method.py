@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.golden import load_golden
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba
-from trust_tta.errors import StateError, TrustWarning
+from trust_tta.errors import StateError
 from trust_tta.methods.tide import method as tide_method
 from trust_tta.methods.tide.method import Tide, adaptation_loss, step_scale
 
@@ -55,17 +55,6 @@ def test_steps_are_equally_long_for_few_and_many_weights(weights: int) -> None:
     assert step_scale(1.0, weights) * math.sqrt(weights) == pytest.approx(2**9.5)
     assert step_scale(0.25, weights) == pytest.approx(step_scale(1.0, weights) / 2)
     assert step_scale(1.0, 16) == step_scale(1.0, 2**14)  # very few weights do not move further
-
-
-def test_removed_options_warn() -> None:
-    with pytest.warns(TrustWarning, match="tide has no option 'loss' any more"):
-        make("tide", convnet(), loss="information")
-
-
-def test_renamed_options_warn_and_still_work() -> None:
-    with pytest.warns(TrustWarning, match="'pull' of tide is now 'source_decay'"):
-        method: Tide = make("tide", convnet(), pull=0.5)
-    assert method.options.source_decay == 0.5
 
 
 def test_states_of_the_old_prior_are_refused_in_one_line() -> None:
@@ -125,7 +114,7 @@ def test_an_update_is_as_long_as_the_square_root_of_the_images() -> None:
 def test_expected_errors_are_the_mean_over_the_last_images_of_the_domain() -> None:
     """A plain mean at first; then 1,024 images count, and a new domain begins anew."""
     method: Tide = make("tide", convnet())
-    detector = method.shift_detector
+    detector = method.statistics.shift_detector
     assert detector is not None
     streams = [stream_of([i % CLASSES for i in range(64)], sureness=s, seed=i)[0] for i, s in enumerate((3, 5, 1, 4))]
     wrong = [float(1 - p.exp().amax(1).mean()) for p in streams]

@@ -91,14 +91,19 @@ def test_single_images_show_a_shift_together() -> None:
     assert -sum(math.log2(1 - change) for change in changes[200:]) > 1
 
 
+def state_of(detector: ShiftDetector) -> dict[str, Tensor]:
+    return {name: getattr(detector, name) for name in detector.STATE}
+
+
 def test_loaded_state_continues_and_reset_restores_source() -> None:
     images, _ = shipped()
     stream = list(images[:128].split(N))
     detector, _ = detector_of(stream[:4])
     other = ShiftDetector(stream[0])
-    other.load(detector.values())
+    other.load(state_of(detector))
     assert [float(detector.observe(describe(x))) for x in stream[4:]] == [
         float(other.observe(describe(x))) for x in stream[4:]
     ]
     detector.restore_source()
-    assert all(torch.equal(v, ShiftDetector(stream[0]).values()[k]) for k, v in detector.values().items())
+    fresh = state_of(ShiftDetector(stream[0]))
+    assert all(torch.equal(value, fresh[name]) for name, value in state_of(detector).items())

@@ -10,7 +10,6 @@ from tests.methods.networks import batches, convnet, make, run, same
 from trust_tta.methods.statistics import Statistics
 from trust_tta.methods.stream_norm import StreamNorm
 from trust_tta.methods.tide.constants import TIDE
-from trust_tta.methods.tide.source_mixing import standard_moments
 
 CHANNELS = 32
 
@@ -30,7 +29,7 @@ def maps(n: int, norm: StreamNorm, *, shift: float = 0.0, scale: float = 1.0, se
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(n, CHANNELS, 6, 6, generator=generator, dtype=torch.float64) * 0.75**0.5
     standard = drawn + 0.5 * torch.randn(n, CHANNELS, 1, 1, generator=generator, dtype=torch.float64)
-    mean, variance = (value.view(-1, 1, 1) for value in norm.source)
+    mean, variance = (value.view(-1, 1, 1) for value in (norm.source_mean, norm.source_variance))
     shifted: Tensor = mean + variance.sqrt() * (shift + scale * standard)
     return shifted
 
@@ -49,7 +48,7 @@ def test_mixed_statistics_are_those_of_a_pool_of_stream_and_source(share: float)
     norm.mean.copy_(torch.linspace(2, -1, CHANNELS))
     norm.variance.copy_(torch.linspace(3, 1, CHANNELS))
     norm.share.fill_(share)
-    source_mean, source_variance = norm.source
+    source_mean, source_variance = norm.source_mean, norm.source_variance
     mean = share * norm.mean + (1 - share) * source_mean
     square = share * (norm.variance + norm.mean**2) + (1 - share) * (source_variance + source_mean**2)
     used = norm.prediction_statistics()
@@ -81,7 +80,7 @@ def test_share_grows_with_the_evidence_for_a_small_shift() -> None:
         feed(statistics, maps(images, norm, shift=0.15))
         shares.append(float(norm.share))
     assert shares == sorted(shares)
-    distance = float(norm._standard(norm.mean, norm.variance).square().mean())
+    distance = float(norm.standard_moments(norm.mean, norm.variance).square().mean())
     assert shares[2] == pytest.approx(distance / (distance + TIDE.clean_distance), abs=0.06)  # of many images
     assert shares[0] < shares[2] / 1.5
 
@@ -97,7 +96,7 @@ def test_share_does_not_depend_on_the_batch_size() -> None:
                 statistics.weigh_batch(len(images), 1.0, torch.ones(()))  # as if no shift was detected
                 norm(images)
         flat = x.flatten(2)
-        images_ = standard_moments(flat.mean(2), flat.var(2, correction=0), norm.source, norm.eps)
+        images_ = norm.standard_moments(flat.mean(2), flat.var(2, correction=0))
         assert float(norm.image_variance) == pytest.approx(float(images_.var(1, correction=0).mean()), rel=1e-2)
         found.append(float(norm.share))
     assert found == pytest.approx([found[0]] * 3, abs=5e-3)
@@ -113,7 +112,7 @@ def test_one_image_is_no_evidence() -> None:
     with torch.no_grad():
         outputs = norm(torch.cat([x, x.flip(-1)]))
     assert float(norm.share) == 0
-    mean, variance = norm.source
+    mean, variance = norm.source_mean, norm.source_variance
     wanted = nn.functional.batch_norm(x, mean, variance, norm.weight, norm.bias, eps=norm.eps)
     assert torch.allclose(outputs[:1], wanted)
 

@@ -3,7 +3,7 @@ r"""tide: test-time inference under drift, by evidence. A method of this project
 One forward pass over each image and its mirror image, one update of the weights, and the prediction of that pass. Let
 p_i be the mean probability of the two views of image i, and n the images of the batch.
 
-1. **Stream statistics** (`methods/statistics.py`). Each BatchNorm normalizes with moving statistics of the stream. A
+1. **Stream statistics** (`methods/statistics.py`). Each BatchNorm normalizes with running statistics of the stream. A
    **shift detector** (`shift_detector.py`) compares the mean description of the last images with that of the domain and
    gives the probability d that a new domain has begun; memories, Adam's among them, shrink by 1 - d, and half of what
    the weights learned goes with a domain: theta <- theta + d/2 (theta_source - theta).

@@ -44,10 +44,6 @@ class PriorMemory(NamedTuple):
         rows = 1 + TIDE.clusters
         return cls(*(p.new_zeros(shape) for shape in ((classes,), (rows, classes), (rows, 2), (2, classes), (3,))))
 
-    def fade(self, kept: Tensor | float) -> PriorMemory:
-        """The fraction `kept` () of it: the images may be of another domain."""
-        return PriorMemory(*(value * kept for value in self))
-
 
 class Corrected(NamedTuple):
     """Corrected probabilities (n, classes), the memory with the batch, and the weight () of the local prior."""
@@ -57,14 +53,8 @@ class Corrected(NamedTuple):
     weight: Tensor
 
 
-def centered(p: Tensor) -> Tensor:
-    """Log-probabilities of p (n, classes), less their mean over the classes."""
-    log_p = p.clamp_min(_MIN_P).log()
-    return log_p - log_p.mean(1, keepdim=True)
-
-
 def network_bias(scores: Tensor, spread: Tensor, groups: Tensor | None = None) -> Tensor:
-    """Bias (1 or n, classes) of the network's log-probabilities, from `scores` and `spread` of a `PriorMemory`.
+    """Bias (1 or n, classes) in the network's log-probabilities, from `scores` and `spread` of a `PriorMemory`.
 
     As in `source_mixing.py`: the squared bias D is weighed against chance and against what clean images have, a
     fraction of the mean square of the log-probabilities. `groups` (n,): the domain of each image of a mixed stream.
@@ -80,8 +70,8 @@ def network_bias(scores: Tensor, spread: Tensor, groups: Tensor | None = None) -
     return bias[:1] if groups is None else bias[1 + groups]
 
 
-def correct_prior(p: Tensor, memory: PriorMemory, *, groups: Tensor | None = None, samples: int = 1) -> Corrected:
-    """Correct probabilities p (n, classes) of consecutive images; each stands for `samples` images of the stream.
+def correct_prior(p: Tensor, memory: PriorMemory, *, groups: Tensor | None = None) -> Corrected:
+    """Correct the probabilities p (n, classes) of consecutive images.
 
     `groups` (n,): the domain of each image of a mixed stream.
     """
@@ -89,25 +79,26 @@ def correct_prior(p: Tensor, memory: PriorMemory, *, groups: Tensor | None = Non
     weight = p.new_zeros(())
     domains = [None] * len(p) if groups is None else groups.split(_CHUNK)
     for chunk, domain in zip(p.split(_CHUNK), domains, strict=False):
-        corrected, memory, weight = _correct(chunk, memory, domain, samples)
+        corrected, memory, weight = _correct_chunk(chunk, memory, domain)
         parts.append(corrected)
     return Corrected(torch.cat(parts), memory, weight)
 
 
-def _correct(p: Tensor, memory: PriorMemory, groups: Tensor | None, samples: int) -> Corrected:
+def _correct_chunk(p: Tensor, memory: PriorMemory, groups: Tensor | None) -> Corrected:
     count = len(p)
-    kept = 2 ** (-count * samples / TIDE.marginal_memory)
-    marginal = memory.marginal * kept + samples * p.sum(0)
+    kept = 2 ** (-count / TIDE.marginal_memory)
+    marginal = memory.marginal * kept + p.sum(0)
     mean = marginal / marginal.sum()
-    logits = centered(p)
+    log_p = p.clamp_min(_MIN_P).log()
+    logits = log_p - log_p.mean(1, keepdim=True)
     rows = p.new_zeros(count, len(memory.scores))
     rows[:, 0] = 1
     if groups is not None:
         rows[:, 1:] = F.one_hot(groups, TIDE.clusters)
     kept_rows = kept * torch.cat([rows.new_ones(1), rows.new_full((TIDE.clusters,), float(groups is not None))])
     squares = logits.square().mean(1)
-    scores = memory.scores * kept_rows[:, None] + samples * rows.T @ logits
-    spread = memory.spread * kept_rows[:, None] + samples * rows.T @ torch.stack([squares, torch.ones_like(squares)], 1)
+    scores = memory.scores * kept_rows[:, None] + rows.T @ logits
+    spread = memory.spread * kept_rows[:, None] + rows.T @ torch.stack([squares, torch.ones_like(squares)], 1)
     index = torch.arange(count, device=p.device, dtype=p.dtype)
     near = torch.exp2(-(index[:, None] - index).abs() / TIDE.recent_images)  # (n, n)
     before = torch.exp2(-(index + 1) / TIDE.recent_images)[:, None]  # weight of the window of earlier images

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from pydantic import model_validator
 from torch import Tensor
 
-from trust_tta.errors import StateError, TrustWarning
+from trust_tta.errors import StateError
 from trust_tta.methods.base import Learner, LearningOptions
-from trust_tta.methods.ensembling import log_mean_probability, mean_log_probability, mirrored, single
+from trust_tta.methods.ensembling import forward_views, log_mean_probability, mean_log_probability
 from trust_tta.methods.losses import class_confusion, confusion_loss
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Array, Spec
@@ -24,14 +23,6 @@ from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, apply_in_chu
 from trust_tta.schema import Fraction, Rate
 
 _MIN_LOG_P = math.log(1e-12)
-_REMOVED = ("loss", "temperature")
-_RENAMED = {
-    "pull": "source_decay",
-    "restraint": "error_scaling",
-    "frequencies": "correct_prior",
-    "shares": "source_mixing",
-    "mixtures": "domain_clusters",
-}
 
 
 class TideOptions(LearningOptions):
@@ -54,20 +45,6 @@ class TideOptions(LearningOptions):
     correct_prior: bool = True
     error_scaling: bool = True
 
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_old_options(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping):
-            return values
-        for old in [name for name in _RENAMED if name in values and _RENAMED[name] not in values]:
-            message = f"the option '{old}' of tide is now '{_RENAMED[old]}'; the old name goes with the next version"
-            warnings.warn(message, TrustWarning, stacklevel=2)
-        for name in [name for name in _REMOVED if name in values]:
-            warnings.warn(
-                f"tide has no option '{name}' any more; its loss follows from the task", TrustWarning, stacklevel=2
-            )
-        return {_RENAMED.get(name, name): value for name, value in values.items() if name not in _REMOVED}
-
 
 class Prediction(NamedTuple):
     """Log-probabilities (n, classes), corrected by the class prior; its memory with the batch, None for pixels; the
@@ -79,12 +56,14 @@ class Prediction(NamedTuple):
 
 
 class Tide(Learner):
-    """State besides weights and statistics, None before the first batch: the entries of `PriorMemory`, and `error` (),
-    the expected error rate of the domain."""
+    """tide, by the equations of `tide/__init__.py`.
+
+    State besides weights and statistics, None before the first batch: the entries of `PriorMemory`, and `error` (), the
+    expected error rate of the domain.
+    """
 
     name = "tide"
     Options: ClassVar[type[LearningOptions]] = TideOptions
-    pooled: ClassVar[tuple[str, ...]] = ("marginal",)
     options: TideOptions
     chunked_loss = True
     marginal: Tensor | None
@@ -95,16 +74,13 @@ class Tide(Learner):
     error: Tensor | None
 
     def make_statistics(self) -> Statistics:
-        options = self.options
-        statistics = Statistics(
+        return Statistics(
             self.model,
-            options.statistics,
-            mix_source=options.source_mixing,
-            cluster_domains=options.domain_clusters,
+            self.options.statistics,
+            mix_source=self.options.source_mixing,
+            cluster_domains=self.options.domain_clusters,
             detect_shifts=True,
         )
-        self.shift_detector = statistics.shift_detector  # a submodule, so that it moves with the method
-        return statistics
 
     def reset_state(self) -> None:
         self.marginal = self.scores = self.spread = self.window = self.agreement = self.error = None
@@ -136,36 +112,30 @@ class Tide(Learner):
         super().load_state_dict(state)
 
     def adapt(self, images: Tensor) -> Logits:
-        changed = 1 - self.statistics.unchanged
-        self.weights.load(self.weights.snapshot().lerp(self.weights.source_vector, TIDE.shift_decay * changed))
-        self.weights.fade_optimizer_state(self.statistics.unchanged)
+        """Steps 4 to 6 of the equations; `Statistics.start_batch` and the BatchNorms do steps 1 to 3."""
+        unchanged = self.statistics.unchanged  # 1 - d
+        self.weights.load(self.weights.snapshot().lerp(self.weights.source_vector, TIDE.shift_decay * (1 - unchanged)))
+        self.weights.fade_optimizer_state(unchanged)
+        mirror = self.options.views == "mirror"
+        forward = partial(self.logits, stochastic_depth=self.options.stochastic_depth)
         for _ in range(self.options.steps):
-            views = self.forward_views(images)
+            self.counters.forwards += mirror  # counted in forwards over the batch
+            views = forward_views(forward, images, mirror=mirror)
             prediction = self.correct_prior(views.detach())
             error = self.expected_error(prediction.log_p)
             self.update_weights(views, prediction, len(images), pace=self.pace(error) * (1 - prediction.weight))
             if self.prediction_before is None:
                 self.prediction_before = prediction.log_p
         if self.options.predict == "after":
-            with torch.no_grad():
-                prediction = self.correct_prior(self.forward_views(images))
+            self.counters.forwards += mirror
+            prediction = self.correct_prior(forward_views(self.predict, images, mirror=mirror))
         self.error = error
         if prediction.memory is not None:
             self.marginal, self.scores, self.spread, self.window, self.agreement = prediction.memory
         return prediction.log_p
 
-    def forward_views(self, images: Tensor) -> Logits:
-        """Log-probabilities (views, n, classes) of the images and of their mirror images, in one forward pass."""
-        if self.options.views == "none":
-            return single(self.adapting_logits(images))
-        self.counters.forwards += 1  # counted in passes over the batch
-        return mirrored(self.adapting_logits, images)
-
-    def adapting_logits(self, images: Tensor) -> Logits:
-        return self.logits(images, stochastic_depth=self.options.stochastic_depth and torch.is_grad_enabled())
-
     def correct_prior(self, views: Logits) -> Prediction:
-        """Mean probability of the views (views, n, classes), corrected by the class prior.
+        """Prediction from the views (views, n, classes, ...): their mean probability, corrected by the class prior.
 
         Predictions of pixels are not corrected: the classes of neighboring pixels are never even.
         """
@@ -173,11 +143,10 @@ class Tide(Learner):
             log_p = log_mean_probability(views, least=_MIN_LOG_P)
             return Prediction(log_p, None, self.weights.vector.new_zeros(()))
         p = views.exp().mean(0).clamp_min(1e-12)
-        entries = (self.marginal, self.scores, self.spread, self.window, self.agreement)
-        known = [entry for entry in entries if entry is not None]
-        memory = PriorMemory(*known) if len(known) == len(entries) else PriorMemory.empty(p)
-        memory = memory.fade(self.statistics.unchanged)
-        corrected = correct_prior(p, memory, groups=self.statistics.groups, samples=self.samples_per_image)
+        known = [value for name in PriorMemory._fields if (value := getattr(self, name)) is not None]
+        memory = PriorMemory(*known) if len(known) == len(PriorMemory._fields) else PriorMemory.empty(p)
+        memory = PriorMemory(*(value * self.statistics.unchanged for value in memory))  # the domain may be a new one
+        corrected = correct_prior(p, memory, groups=self.statistics.groups)
         if not self.options.correct_prior:  # the loss needs the marginal
             unbiased = corrected.memory._replace(scores=torch.zeros_like(corrected.memory.scores))
             return Prediction(p.log(), unbiased, p.new_zeros(()))
@@ -186,40 +155,39 @@ class Tide(Learner):
     def expected_error(self, log_p: Logits) -> Tensor:
         """Error rate () that the predictions (n, classes, ...) of the domain's last images expect of themselves."""
         now = 1 - apply_in_chunks(lambda chunk: chunk.softmax(1).amax(1), log_p).mean()
-        if self.error is None or self.shift_detector is None:
+        detector = self.statistics.shift_detector
+        if self.error is None or detector is None:
             return now
-        images = self.shift_detector.images.clamp(log_p.shape[0], max(TIDE.domain_images, log_p.shape[0]))
+        images = detector.images.clamp(log_p.shape[0], max(TIDE.domain_images, log_p.shape[0]))
         return self.error.lerp(now, log_p.shape[0] / images)
 
     def pace(self, error: Tensor) -> Tensor:
-        """Factor () of the step: there is little to learn where few errors are expected, and little to learn from where
-        many are."""
+        """Factor () of the step for an expected error rate (): there is little to learn where it is low, and little to
+        learn from where it is high."""
         return (error / TIDE.low_error).clamp_max(1) * (1 - error) if self.options.error_scaling else error.new_ones(())
 
     def update_weights(self, views: Logits, prediction: Prediction, images: int, *, pace: Tensor) -> None:
-        """One step of Adam, `pace` () times as long; then decay to the source. See step 6 of the equations."""
+        """Step 6 of the equations: one step of Adam, `pace` () times as long, then decay towards the source."""
         start = self.weights.snapshot()
         marginal = None if prediction.memory is None else prediction.memory.marginal
         finite = self.step(adaptation_loss(mean_log_probability(views), marginal))
         self.counters.backwards += self.options.views == "mirror"
         units = images * self.statistics.samples_per_image / TIDE.unit
-        domains = TIDE.clusters if self.statistics.mixed else 1
+        domains = 1 if self.statistics.groups is None else TIDE.clusters
         moved = start + (self.weights.snapshot() - start) * (pace * step_scale(units / domains, len(start)))
         decayed = moved.lerp(self.weights.source_vector, 1 - (1 - self.options.source_decay) ** units)
         self.weights.load(torch.where(finite, decayed, start))
 
     def infer(self, images: Tensor) -> Logits:
         """Log-probabilities (n, classes, ...) for even classes, of the state as it is."""
-        alone = self.options.views == "none"
-        views = single(self.frozen_logits(images)) if alone else mirrored(self.frozen_logits, images)
+        views = forward_views(self.frozen_logits, images, mirror=self.options.views == "mirror")
         if isinstance(views, Tensor) and self.scores is not None and self.spread is not None:
             views = views - network_bias(self.scores, self.spread, self.statistics.groups)
         return log_mean_probability(views, least=_MIN_LOG_P)
 
 
 def step_scale(units: float, weights: int) -> float:
-    """Factor of a step on `units` times 128 images, for a number of adapted weights: the step's length hardly differs
-    between networks."""
+    """Factor of a step on `units` times 128 images, for a number of adapted weights."""
     return math.sqrt(units * TIDE.weights / max(weights, TIDE.min_weights))
 
 

@@ -61,10 +61,6 @@ class ShiftDetector(StateModule):
         """Mean variance () of the descriptions, without that of the color contrast, which gray images lack."""
         return (self.spread.sum() - self.spread[_COLOR]) / (FEATURES - 1)
 
-    def describe(self, images: Tensor) -> Tensor:
-        """Descriptions (n, features) of images (n, channels, h, w)."""
-        return describe(images.detach().to(self.reference.dtype))
-
     @torch.no_grad()
     def observe(self, features: Tensor) -> Tensor:
         """Update with descriptions (n, features); returns the probability () that a new domain has begun.
@@ -95,16 +91,14 @@ def describe(images: Tensor) -> Tensor:
     gray = images.mean(1, keepdim=True)
     color = images - gray
     level = gray.mean((1, 2, 3))
-    energies = [_energy(gray - level.view(-1, 1, 1, 1)), _energy(color)]
-    smaller, finest = gray, gray
-    for scale in range(3):
+    maps, smaller = [gray - level.view(-1, 1, 1, 1), color], gray
+    for _ in range(3):
         smaller, *details = haar(smaller)
-        energies += [_energy(detail) for detail in details]
-        finest = details[-1] if scale == 0 else finest
-    energies.append(_energy(diagonals(color)))
-    energies.append(_energy(diagonals(F.pad(gray, (1, 0, 1, 0), mode="replicate"))))  # borders of 2 x 2 blocks
-    contrasts = (torch.stack(energies, 1) + _FAINT**2).log() / 2
-    sparse = (finest.abs().mean((1, 2, 3)) + _FAINT).log()  # few strong details, or many weak ones
+        maps += details
+    shifted = F.pad(gray, (1, 0, 1, 0), mode="replicate")  # its blocks span the borders of the blocks of 2 x 2 pixels
+    maps += [haar(color)[3], haar(shifted)[3]]
+    contrasts = (torch.stack([x.square().mean((1, 2, 3)) for x in maps], 1) + _FAINT**2).log() / 2
+    sparse = (maps[_FINEST].abs().mean((1, 2, 3)) + _FAINT).log()  # few strong details, or many weak ones
     diagonal = contrasts[:, _FINEST]
     last = [_RATIO * (sparse - diagonal), contrasts[:, -2], _RATIO * (contrasts[:, -1] - diagonal)]
     return torch.cat([level[:, None], contrasts[:, :-2], torch.stack(last, 1)], 1)
@@ -112,28 +106,11 @@ def describe(images: Tensor) -> Tensor:
 
 def haar(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Averages and horizontal, vertical and diagonal differences of blocks of 2 x 2 pixels, each (..., h/2, w/2)."""
-    x = _even(x) / 4
+    if x.shape[-1] % 2 or x.shape[-2] % 2:
+        x = F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2), mode="replicate")
+    x = x / 4
     left, right = x[..., 0::2] + x[..., 1::2], x[..., 0::2] - x[..., 1::2]
     top, bottom = slice(0, None, 2), slice(1, None, 2)
     sums = left[..., top, :] + left[..., bottom, :], left[..., top, :] - left[..., bottom, :]
     differences = right[..., top, :] + right[..., bottom, :], right[..., top, :] - right[..., bottom, :]
     return sums[0], differences[0], sums[1], differences[1]
-
-
-def diagonals(x: Tensor) -> Tensor:
-    """Diagonal differences of `haar`, (..., h/2, w/2)."""
-    x = _even(x)
-    right = x[..., 0::2] - x[..., 1::2]
-    return (right[..., 0::2, :] - right[..., 1::2, :]) / 4
-
-
-def _even(x: Tensor) -> Tensor:
-    """x (..., h, w) with the last row and column repeated where the size is odd."""
-    if x.shape[-1] % 2 or x.shape[-2] % 2:
-        return F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2), mode="replicate")
-    return x
-
-
-def _energy(x: Tensor) -> Tensor:
-    """Mean square (n,) of x (n, ...)."""
-    return x.square().mean((1, 2, 3))

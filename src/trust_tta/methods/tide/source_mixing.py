@@ -15,22 +15,9 @@ k = 2 times, because it adds up over the layers.
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
 from trust_tta.methods.tide.constants import TIDE
-
-
-def standard_moments(mean: Tensor, variance: Tensor, source: tuple[Tensor, Tensor], eps: float) -> Tensor:
-    """Means and mean squares (2, ..., channels) in units of the source (mean, variance), 0 where they equal it.
-
-    Half the sum of their squares is, to second order, the Kullback-Leibler divergence from the source.
-    """
-    scale = 1 / (source[1] + eps)
-    away = mean - source[0]
-    return torch.stack([away * scale.sqrt(), ((variance + away.square()) * scale - 1) / math.sqrt(2)])
 
 
 def stream_share(distance: Tensor, image_variance: Tensor, images: Tensor) -> Tensor:
