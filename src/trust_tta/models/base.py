@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from itertools import permutations
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trust_tta.errors import ShapeError
+from trust_tta.errors import ShapeError, TrustWarning, users_level
 from trust_tta.models.config import NetworkConfig
 from trust_tta.models.layers import StochasticDepth
 from trust_tta.models.parameter_roles import Role
@@ -126,6 +127,12 @@ class ScanNetwork(nn.Module):
                 f"{len(order)} orders were given for {images} images; give one order, or one for each image"
             )
         return self.direction_table[[self._row(cast(OrderLike, o)) for o in order]]
+
+    @property
+    def traversals(self) -> tuple[str, ...]:
+        """Former name of `scan_orders`, for one version."""
+        warnings.warn("model.traversals is now model.scan_orders", TrustWarning, stacklevel=users_level())
+        return self.scan_orders
 
     def _row(self, order: OrderLike) -> int:
         return self.scan_orders.index(str(find_order(order, self.scan_orders)))

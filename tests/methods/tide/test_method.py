@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.golden import load_golden
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba
-from trust_tta.errors import StateError
+from trust_tta.errors import StateError, TrustWarning
 from trust_tta.methods.tide import method as tide_method
 from trust_tta.methods.tide.method import Tide, adaptation_loss, step_scale
 
@@ -55,6 +55,17 @@ def test_steps_are_equally_long_for_few_and_many_weights(weights: int) -> None:
     assert step_scale(1.0, weights) * math.sqrt(weights) == pytest.approx(2**9.5)
     assert step_scale(0.25, weights) == pytest.approx(step_scale(1.0, weights) / 2)
     assert step_scale(1.0, 16) == step_scale(1.0, 2**14)  # very few weights do not move further
+
+
+def test_removed_options_warn() -> None:
+    with pytest.warns(TrustWarning, match="tide has no option 'loss' any more"):
+        make("tide", convnet(), loss="information")
+
+
+def test_renamed_options_warn_and_still_work() -> None:
+    with pytest.warns(TrustWarning, match="'pull' of tide is now 'source_decay'"):
+        method: Tide = make("tide", convnet(), pull=0.5)
+    assert method.options.source_decay == 0.5
 
 
 def test_states_of_the_old_prior_are_refused_in_one_line() -> None:
@@ -173,7 +184,7 @@ def test_a_network_for_pixels_of_0_to_255_adapts_as_one_for_normalized_images() 
     for units in (1.0, 64.0):
         method = make("tide", RawPixels(units))
         found.append([method(units * (0.5 + 3 * images)) for images in batches(3)])
-        assert not method.statistics.mixed
+        assert not method.statistics.clusters.active
     assert all(map(torch.equal, *found))
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
-from trust_tta.errors import StateError
+from trust_tta.errors import StateError, TrustWarning
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.ensembling import forward_views, log_mean_probability, mean_log_probability
 from trust_tta.methods.losses import class_confusion, confusion_loss
@@ -23,6 +25,14 @@ from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, apply_in_chu
 from trust_tta.schema import Fraction, Rate
 
 _MIN_LOG_P = math.log(1e-12)
+_REMOVED = ("loss", "temperature")
+_RENAMED = {
+    "pull": "source_decay",
+    "restraint": "error_scaling",
+    "frequencies": "correct_prior",
+    "shares": "source_mixing",
+    "mixtures": "domain_clusters",
+}
 
 
 class TideOptions(LearningOptions):
@@ -44,6 +54,20 @@ class TideOptions(LearningOptions):
     source_decay: Fraction = 0.04
     correct_prior: bool = True
     error_scaling: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_old_options(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        for old in [name for name in _RENAMED if name in values and _RENAMED[name] not in values]:
+            message = f"the option '{old}' of tide is now '{_RENAMED[old]}'; the old name goes with the next version"
+            warnings.warn(message, TrustWarning, stacklevel=2)
+        for name in [name for name in _REMOVED if name in values]:
+            warnings.warn(
+                f"tide has no option '{name}' any more; its loss follows from the task", TrustWarning, stacklevel=2
+            )
+        return {_RENAMED.get(name, name): value for name, value in values.items() if name not in _REMOVED}
 
 
 class Prediction(NamedTuple):
