@@ -5,10 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from os import PathLike
 from pathlib import Path
@@ -237,9 +237,6 @@ def _announce(data: TrainingData, progress: Progress) -> None:
 
 # several trainings, such as one for each held-out domain, in processes of their own
 
-Message: TypeAlias = str | TrainedFiles | TrustError
-
-
 @dataclass(frozen=True)
 class TrainingJob:
     """The arguments of one training, picklable for another process."""
@@ -278,45 +275,41 @@ class TrainingJob:
 def train_in_parallel(
     trainings: Sequence[TrainingJob], *, processes: int, progress: Progress = SILENT
 ) -> list[TrainedFiles | TrustError]:
-    """Run the trainings, at most `processes` at once; returns the files or the error of each."""
-    ended: dict[int, TrainedFiles | TrustError] = {}
-    waiting, running = deque(range(len(trainings))), dict[Connection, tuple[int, BaseProcess]]()
+    """Run each training in a process of its own, at most `processes` at once; returns the files or the error of each."""
     context = multiprocessing.get_context("spawn")
-    progress.start(len(trainings), "networks")
-    try:
-        while waiting or running:
-            while waiting and len(running) < processes:
-                number = waiting.popleft()
-                here, there = context.Pipe(duplex=False)
-                started = context.Process(target=_run_worker, args=(there, trainings[number]), daemon=True)
-                started.start()
-                there.close()
-                running[here] = number, started
-            for ready in wait(list(running)):
-                connection = next(c for c in running if c is ready)
-                number, process = running[connection]
-                message: Message
-                try:
-                    message = connection.recv()
-                except (EOFError, OSError):
-                    process.join()
-                    message = TrustError(
-                        f"the process that trained without {trainings[number].target} died with code "
-                        f"{process.exitcode}; run the same command again to continue"
-                    )
-                if isinstance(message, str):
-                    progress.note(f"{trainings[number].target}: {message}")
-                else:
-                    ended[number] = message
-                    del running[connection]
-                    process.join()
-                    progress.advance()
-    finally:
-        for _, process in running.values():
-            process.terminate()
+    started: list[BaseProcess] = []
+
+    def run(training: TrainingJob) -> TrainedFiles | TrustError:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_run_worker, args=(there, training), daemon=True)
+        process.start()
+        started.append(process)
+        there.close()
+        try:
+            while isinstance(message := here.recv(), str):
+                progress.note(f"{training.target}: {message}")
+        except (EOFError, OSError):
             process.join()
+            message = TrustError(
+                f"the process that trained without {training.target} died with code {process.exitcode}; "
+                "run the same command again to continue"
+            )
+        process.join()
+        progress.advance()
+        ended: TrainedFiles | TrustError = message
+        return ended
+
+    progress.start(len(trainings), "networks")
+    with ThreadPoolExecutor(processes) as pool:
+        try:
+            ended = list(pool.map(run, trainings))
+        except BaseException:  # an interrupt too: the threads wait for their processes
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in started:
+                process.terminate()
+            raise
     progress.finish()
-    return [ended[number] for number in range(len(trainings))]
+    return ended
 
 
 def _run_worker(connection: Connection, training: TrainingJob) -> None:
