@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -166,9 +165,13 @@ def list_tree(root: Path) -> list[str]:
     """The images below `root` as sorted relative names with forward slashes; hidden ones are left out."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give a folder of class folders with images, or a .npy file")
-    names = sorted(
-        (folder / name).relative_to(root).as_posix() for folder in _folders(root) for name in list_images(folder)
-    )
+    names, waiting, seen = list[str](), [root], set[Path]()
+    for folder in waiting:  # grows; breadth first, so that a folder is read under its own name and not by a link to it
+        if (place := folder.resolve()) not in seen:
+            seen.add(place)
+            names += [(folder / name).relative_to(root).as_posix() for name in list_images(folder)]
+            waiting += subfolders(folder)
+    names.sort()
     if not names:
         raise DataError(f"{root} holds no images; images end in {' '.join(SUFFIXES)}")
     taken = set(names)
@@ -180,22 +183,6 @@ def list_tree(root: Path) -> list[str]:
 def output_name(name: str) -> str:
     """The name of a corrupted image: unchanged, except that a GIF, which has only 256 colors, becomes a PNG."""
     return f"{name}.png" if name.lower().endswith(".gif") else name
-
-
-def _folders(root: Path) -> Iterator[Path]:
-    """`root` and the folders below it, each once even if several links lead to it; folders before links to them."""
-    seen: set[Path] = set()
-    waiting = deque([root])
-    while waiting:
-        folder = waiting.popleft()
-        place = folder.resolve()
-        if place in seen:
-            continue
-        seen.add(place)
-        yield folder
-        children = subfolders(folder)
-        waiting.extendleft(child for child in reversed(children) if not child.is_symlink())
-        waiting.extend(child for child in children if child.is_symlink())
 
 
 def _check_options(corruptions: Sequence[str], severities: Sequence[int], seed: int, workers: int) -> tuple[int, ...]:

@@ -237,6 +237,7 @@ def _announce(data: TrainingData, progress: Progress) -> None:
 
 # several trainings, such as one for each held-out domain, in processes of their own
 
+
 @dataclass(frozen=True)
 class TrainingJob:
     """The arguments of one training, picklable for another process."""
@@ -275,7 +276,7 @@ class TrainingJob:
 def train_in_parallel(
     trainings: Sequence[TrainingJob], *, processes: int, progress: Progress = SILENT
 ) -> list[TrainedFiles | TrustError]:
-    """Run each training in a process of its own, at most `processes` at once; returns the files or the error of each."""
+    """Run each training in its own process, at most `processes` at once; returns the files or the error of each."""
     context = multiprocessing.get_context("spawn")
     started: list[BaseProcess] = []
 

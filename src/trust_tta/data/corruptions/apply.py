@@ -20,7 +20,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.data.corruptions.common import Generators, Pixels, image_generator
+from trust_tta.data.corruptions.common import Generators, Pixels
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, SEVERITIES, Level, choose_table, level_of
 from trust_tta.data.images import check_pixels
 from trust_tta.errors import ConfigError, StateError
@@ -105,8 +105,7 @@ def run_task(task: CorruptionTask) -> Pixels:
     """The corrupted images of one task."""
     number = ALL_CORRUPTIONS.index(task.corruption)
     generators = [
-        image_generator(seed=task.seed, number=number, severity=task.severity, index=task.first_index + i)
-        for i in range(len(task.images))
+        np.random.default_rng((task.seed, number, task.severity, task.first_index + i)) for i in range(len(task.images))
     ]
     level = level_of(task.corruption, task.severity, task.table)
     return _function_of(task.corruption)(task.images, generators, level)
