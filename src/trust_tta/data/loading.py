@@ -214,8 +214,16 @@ def find_dataset(spec: DatasetSpec, root: Path) -> Path | None:
     others = {fold_name(name) for other in DATASETS if other is not spec for name in other.folders}
     if fold_name(root.resolve().name) not in others - own:
         candidates.append(root)
-    found = (_descend(spec, candidate) for candidate in candidates)
-    return next((folder for folder in found if folder is not None), None)
+    nested = {fold_name(name) for name in spec.nested}
+    seen: set[Path] = set()
+    while candidates:  # depth first, through known nestings only
+        candidate = candidates.pop(0)
+        if _holds(spec, candidate):
+            return candidate
+        if (place := candidate.resolve()) not in seen:  # folders may link to each other
+            seen.add(place)
+            candidates[:0] = [child for child in subfolders(candidate) if fold_name(child.name) in nested]
+    return None
 
 
 def locate(spec: DatasetSpec, root: Path) -> Path:
@@ -264,22 +272,6 @@ def has_images(folder: Path) -> bool:
 
 def _names(domain: DomainSpec) -> set[str]:
     return {fold_name(name) for name in (domain.name, *domain.folders)}
-
-
-def _descend(spec: DatasetSpec, folder: Path) -> Path | None:
-    """`folder`, or the first folder within that holds the content, going through known nestings only."""
-    nested = {fold_name(name) for name in spec.nested}
-    waiting = [folder]
-    seen: set[Path] = set()
-    while waiting:
-        candidate = waiting.pop(0)
-        if _holds(spec, candidate):
-            return candidate
-        inner = [child for child in subfolders(candidate) if fold_name(child.name) in nested]
-        fresh = {place: child for child in inner if (place := child.resolve()) not in seen}
-        seen |= fresh.keys()  # folders may link to each other
-        waiting = [*fresh.values(), *waiting]
-    return None
 
 
 def _holds(spec: DatasetSpec, folder: Path) -> bool:

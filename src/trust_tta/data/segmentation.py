@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,11 @@ from trust_tta.config_io import read_text
 from trust_tta.data.dataset import Dataset, FileImages
 from trust_tta.data.file_io import hash_array, hash_strings
 from trust_tta.data.images import list_images
-from trust_tta.data.masks import Mask, ResizeProtocol, find_protocol, lookup_table, read_mask
+from trust_tta.data.masks import Mask, ResizeProtocol, lookup_table, read_mask
 from trust_tta.data.registry import DatasetSpec, DomainSpec, SegmentationSpec
 from trust_tta.data.segmentation_metrics import IGNORED
 from trust_tta.errors import ConfigError, DataError
-from trust_tta.schema import did_you_mean
+from trust_tta.schema import Count, Schema, did_you_mean, parse
 
 CLASSES_FILE = "classes.txt"
 OWN_MASKS = "masks"  # the data set that is a folder of the user's own
@@ -88,16 +88,24 @@ class SegmentationDataset(Dataset):
         return hash_strings((self.images.digest(), self.masks.digest(), repr(self.protocol)))
 
 
+class ResizeOptions(Schema):
+    """Changes of a data set's `ResizeProtocol`."""
+
+    protocol: Literal["squash", "native"] | None = None
+    scale: tuple[Count, Count] | None = None
+
+
 def open_segmentation(
     spec: DatasetSpec, folder: Path, split: str | None, *, options: Mapping[str, Any] | None = None
 ) -> SegmentationDataset:
     """One split of a data set in `folder`; `options`: the `protocol`, and the `scale` (width and height) of it."""
-    rules = segmentation_spec(spec)
+    rules, given = segmentation_spec(spec), parse(ResizeOptions, options or {}, where=f"the options of {spec.name}")
+    name = given.protocol or rules.protocol
     domain = _split_of(spec, folder, split)
     pairs = list_pairs(spec, folder, domain)
     if not pairs:
         raise DataError(f"{folder} has no images of {spec.name}/{domain.name}; it wants {spec.wanted}")
-    names, colors = class_names_and_colors(spec, folder)
+    class_names, colors = class_names_and_colors(spec, folder)
     if rules.scored:
         table = lookup_table({old: new for new, old in enumerate(rules.scored)}, only=True)
     else:
@@ -107,23 +115,11 @@ def open_segmentation(
         domain=domain.name,
         images=FileImages(folder, tuple(image for image, _ in pairs)),
         labels=np.zeros(len(pairs), dtype=np.int64),
-        class_names=names,
+        class_names=class_names,
         masks=FileMasks(folder, tuple(mask for _, mask in pairs), table),
-        protocol=_protocol(rules, options or {}),
+        protocol=ResizeProtocol(name, given.scale or (rules.native if name == "native" else rules.squash)),
         palette=colors,
     )
-
-
-def _protocol(rules: SegmentationSpec, options: Mapping[str, Any]) -> ResizeProtocol:
-    if unknown := [name for name in options if name not in ("protocol", "scale")]:
-        raise ConfigError(f"there is no option {unknown[0]}; {did_you_mean(unknown[0], ('protocol', 'scale'))}")
-    found = find_protocol(options.get("protocol", rules.protocol), native=rules.native, squash=rules.squash)
-    scale = options.get("scale")
-    if scale is None:
-        return found
-    if not (isinstance(scale, list | tuple) and len(scale) == 2 and all(type(s) is int and s > 0 for s in scale)):
-        raise ConfigError(f"scale is {scale!r}; give a width and a height, as (224, 224)")
-    return replace(found, scale=(scale[0], scale[1]))
 
 
 def class_names_and_colors(spec: DatasetSpec, folder: Path) -> tuple[tuple[str, ...], NDArray[np.uint8]]:
