@@ -365,16 +365,25 @@ class _Dtype:
 
 @pytest.mark.parametrize("kind", [_Dtype(), np.dtype("O"), np.dtype("V8"), np.dtype([("a", "u1")]), np.dtype("<f8")])
 def test_a_batch_holds_bytes_only(tmp_path: Path, kind: object) -> None:
-    content = pickle.dumps({b"data": kind, b"labels": [0]}, protocol=2)
+    class State:
+        def __reduce__(self) -> tuple[Any, ...]:
+            start = np.empty(0, np.uint8).__reduce__()
+            return start[0], start[1], (1, (1, 3072), kind, False, bytes(3072))
+
+    content = pickle.dumps({b"data": State(), b"labels": [0]}, protocol=2)
     with pytest.raises(DataError, match="is not a CIFAR batch: the file has an array of .*; CIFAR batches are bytes"):
         read_batch(io.BytesIO(content), name="x")
 
 
 @pytest.mark.parametrize(
     ("shape", "content", "message"),
-    [((2, 3072), bytes(9), "9 bytes for the shape"), ((-1, 3072), bytes(3072), "not of bytes")],
+    [
+        ((2, 3072), bytes(9), "cannot reshape array of size 9"),
+        ((-7, 3072), bytes(3072), "holds 1 images but 2 labels"),
+        ((2, 3072), [0] * 6144, "a bytes-like object is required"),
+    ],
 )
-def test_an_array_fits_its_bytes(shape: tuple[int, ...], content: bytes, message: str) -> None:
+def test_an_array_fits_its_bytes(shape: tuple[int, ...], content: object, message: str) -> None:
     class State:
         def __reduce__(self) -> tuple[Any, ...]:
             start = np.empty(0, np.uint8).__reduce__()

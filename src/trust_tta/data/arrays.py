@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import pickle
 import stat
@@ -156,7 +155,7 @@ def read_batch(file: IO[bytes], *, name: str) -> LabeledImages:
             raise pickle.UnpicklingError(f"it is larger than {MAX_BATCH_BYTES} bytes")
         file.seek(0)
         content = _BatchUnpickler(file, encoding="bytes").load()
-        pixels = content[b"data"].array.reshape(-1, 3, 32, 32)
+        pixels = content[b"data"].pixels().reshape(-1, 3, 32, 32)
         labels = content[b"labels"] if b"labels" in content else content[b"fine_labels"]
         if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 100 for label in labels):
             raise pickle.UnpicklingError("its labels are not a list of integers from 0 to 99")
@@ -168,57 +167,28 @@ def read_batch(file: IO[bytes], *, name: str) -> LabeledImages:
 
 
 class _BatchUnpickler(pickle.Unpickler):
-    """Unpickles plain containers and byte arrays only; numpy names map to stand-ins that check their state."""
+    """Unpickles plain containers and arrays as `_Stored`; nothing in the file is called."""
 
     def find_class(self, module: str, name: str) -> Any:
-        found = _STAND_INS.get((module, name))
-        if found is None:
-            raise pickle.UnpicklingError(f"the file asks for {module}.{name}, which no CIFAR batch holds")
-        return found
+        if (module, name) == ("_codecs", "encode"):  # by which old protocols write bytes
+            return lambda text, encoding="latin1": text.encode("latin1")
+        if module.partition(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"):
+            return _Stored
+        raise pickle.UnpicklingError(f"the file asks for {module}.{name}, which no CIFAR batch holds")
 
 
-class _ByteType:
-    """Stands in for `numpy.dtype("u1")`, the only one that batches have."""
+class _Stored:
+    """The arguments and the state of a NumPy array or type, as they are in the file."""
 
-    def __init__(self, code: object, *_: object) -> None:
-        if code not in ("u1", b"u1"):
-            raise pickle.UnpicklingError(f"the file has an array of {code!r}; CIFAR batches are bytes")
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
 
-    def __setstate__(self, state: object) -> None:
-        pass  # byte order and alignment, which bytes do not have
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
-
-class _ByteArray:
-    """Stands in for `numpy.ndarray`: an array of bytes whose shape fits its content."""
-
-    array: NDArray[np.uint8]
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, kind, fortran, content = state
-        sizes = [size for size in shape if type(size) is int and size >= 0]
-        if not isinstance(kind, _ByteType) or not isinstance(content, bytes) or len(sizes) != len(shape):
-            raise pickle.UnpicklingError("the file has an array that is not of bytes")
-        if math.prod(sizes) != len(content):
-            raise pickle.UnpicklingError(f"the file has an array of {len(content)} bytes for the shape {tuple(sizes)}")
-        self.array = np.frombuffer(content, dtype=np.uint8).reshape(sizes, order="F" if fortran else "C")
-
-
-def _rebuild_array(*_: object) -> _ByteArray:
-    """Stands in for `_reconstruct`, which makes an empty array for its state to fill."""
-    return _ByteArray()
-
-
-def _encode(text: object, encoding: object = "latin1") -> bytes:
-    """Stands in for `_codecs.encode`, by which old protocols write bytes."""
-    if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
-        raise pickle.UnpicklingError(f"the file encodes text as {encoding!r}")
-    return text.encode("latin1")
-
-
-_STAND_INS = {
-    ("numpy.core.multiarray", "_reconstruct"): _rebuild_array,
-    ("numpy._core.multiarray", "_reconstruct"): _rebuild_array,
-    ("numpy", "ndarray"): _ByteArray,
-    ("numpy", "dtype"): _ByteType,
-    ("_codecs", "encode"): _encode,
-}
+    def pixels(self) -> NDArray[np.uint8]:
+        """The array, which must be of bytes."""
+        _, shape, kind, fortran, content = self.state
+        if kind.arguments[0] not in ("u1", b"u1"):
+            raise pickle.UnpicklingError(f"the file has an array of {kind.arguments[0]!r}; CIFAR batches are bytes")
+        return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if fortran else "C")
