@@ -34,7 +34,7 @@ from trust_tta.training.data import LazyImages, TrainingData, open_training_data
 from trust_tta.training.linear_probe import fit_head, score_head
 from trust_tta.training.loop import fit
 from trust_tta.training.recipe import FinetuneRecipe, SegmentationRecipe, TrainRecipe, default_size, recipe_for
-from trust_tta.training.segmentation import read_segmentation_arrays, segmentation, segmentation_preprocessing
+from trust_tta.training.segmentation import segmentation, segmentation_preprocessing
 from trust_tta.training.tasks import Task, classification, evaluate, recalibrate
 
 MIN_INITIALIZED = 0.5  # of a network's weights that a checkpoint to start from must have
@@ -211,23 +211,23 @@ def _prepare(
     data: TrainingData, recipe: TrainRecipe | SegmentationRecipe, *, size: int | None, progress: Progress
 ) -> tuple[Preprocessing, Arrays, Arrays, Task[Any]]:
     """The preprocessing, the images and labels to train on and those held out, and the task."""
-    classes, parts = len(data.train.class_names), (data.train, data.held_out)
+    dense = isinstance(data.train, SegmentationDataset)
+    if dense != isinstance(recipe, SegmentationRecipe):
+        wanted = "segmentation masks; give a SegmentationRecipe" if dense else "image labels; give a TrainRecipe"
+        raise ConfigError(f"{data.spec.name} has {wanted}")
+    if isinstance(recipe, SegmentationRecipe):
+        preprocessing = segmentation_preprocessing(data.train, recipe, size)
+    else:
+        side = size or default_size(data.spec.name)
+        preprocessing = Preprocessing(size=side, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
     _announce(data, progress)
     progress.start(len(data.train) + len(data.held_out), "reading images")
-    if isinstance(data.train, SegmentationDataset):
-        if not isinstance(recipe, SegmentationRecipe):
-            raise ConfigError(f"{data.spec.name} has segmentation masks; give a SegmentationRecipe")
-        preprocessing = segmentation_preprocessing(data.train, recipe, size)
-        images, held_out = (read_segmentation_arrays(part, preprocessing, progress) for part in parts)
-        progress.finish()
-        return preprocessing, images, held_out, segmentation(classes, images[1], recipe)
-    if not isinstance(recipe, TrainRecipe):
-        raise ConfigError(f"{data.spec.name} has image labels; give a TrainRecipe")
-    side = size or default_size(data.spec.name)
-    preprocessing = Preprocessing(size=side, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
-    arrays = [(read_arrays(part, preprocessing, progress), part.labels) for part in parts]
+    images, held_out = (read_arrays(part, preprocessing, progress) for part in (data.train, data.held_out))
     progress.finish()
-    return preprocessing, arrays[0], arrays[1], classification(classes)
+    classes = len(data.train.class_names)
+    if isinstance(recipe, SegmentationRecipe):
+        return preprocessing, images, held_out, segmentation(classes, images[1], recipe)
+    return preprocessing, images, held_out, classification(classes)
 
 
 def _announce(data: TrainingData, progress: Progress) -> None:
