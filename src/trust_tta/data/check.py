@@ -126,7 +126,7 @@ def check_dataset(
 def find_present(root: Path) -> list[tuple[DatasetSpec, Path]]:
     """The data sets under `root` by the names of their folders; without any, what `root` itself holds."""
     folders = {fold_name(folder.name) for folder in (root.resolve(), *subfolders(root))}
-    named = [spec for spec in DATASETS if not folders.isdisjoint(map(fold_name, spec.folders))]
+    named = [spec for spec in DATASETS if folders & spec.folder_names]
     found = [(spec, folder) for spec in named if (folder := find_dataset(spec, root)) is not None]
     own = ((spec, folder) for spec in map(find_spec, _UNNAMED) if (folder := find_dataset(spec, root)) is not None)
     return found or [*islice(own, 1)]

@@ -209,10 +209,9 @@ def find_dataset(spec: DatasetSpec, root: Path) -> Path | None:
     """The folder under `root`, or `root` itself, that holds the content of the data set."""
     if not spec.folders:
         return root if _holds(spec, root) else None
-    own = {fold_name(name) for name in spec.folders}
-    candidates = [child for child in subfolders(root) if fold_name(child.name) in own]
-    others = {fold_name(name) for other in DATASETS if other is not spec for name in other.folders}
-    if fold_name(root.resolve().name) not in others - own:
+    candidates = [child for child in subfolders(root) if fold_name(child.name) in spec.folder_names]
+    others = set[str]().union(*(other.folder_names for other in DATASETS if other is not spec))
+    if fold_name(root.resolve().name) not in others - spec.folder_names:
         candidates.append(root)
     nested = {fold_name(name) for name in spec.nested}
     seen: set[Path] = set()
@@ -239,17 +238,16 @@ def locate(spec: DatasetSpec, root: Path) -> Path:
 
 def domain_folder(spec: DatasetSpec, folder: Path, domain: DomainSpec) -> Path | None:
     """Folder that holds the domain's class folders or severities."""
-    names = _names(domain)
     children = subfolders(folder)
     if spec.layout == "folder-c":
         children += [inner for child in children if child.name.lower() in _GROUPS for inner in subfolders(child)]
     for child in children:
-        if fold_name(child.name) in names:
+        if domain.is_named(child.name):
             return child
     if spec.layout != "domains" or spec.class_folders == "named" or not _has_classes(spec, folder):
         return None
     # The folder is a domain itself: the one of its name, or the first.
-    named = [other for other in spec.domains if fold_name(folder.name) in _names(other)]
+    named = [other for other in spec.domains if other.is_named(folder.name)]
     return folder if domain == (named or spec.domains)[0] else None
 
 
@@ -268,10 +266,6 @@ def has_images(folder: Path) -> bool:
             return any(is_image(entry.name) for entry in entries)
     except OSError:
         return False
-
-
-def _names(domain: DomainSpec) -> set[str]:
-    return {fold_name(name) for name in (domain.name, *domain.folders)}
 
 
 def _holds(spec: DatasetSpec, folder: Path) -> bool:

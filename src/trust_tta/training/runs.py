@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -316,15 +316,15 @@ def train_in_parallel(
 def _run_worker(connection: Connection, training: TrainingJob) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
     try:
-        connection.send(training.run(Lines(connection.send)))
+        connection.send(training.run(NoteForwarder(connection.send)))
     except TrustError as error:
         connection.send(error)
 
 
-class Lines(Progress):
+class NoteForwarder(Progress):
     """Progress that forwards its notes and nothing else."""
 
-    def __init__(self, send: Any) -> None:
+    def __init__(self, send: Callable[[str], object]) -> None:
         self.send = send
 
     def note(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Corrupt a stack of images: choose the figures, seed every image by itself, work in batches and processes."""
+"""Corrupt a stack of images in batches and processes, each image with a random generator of its own."""
 
 from __future__ import annotations
 
