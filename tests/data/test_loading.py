@@ -60,9 +60,7 @@ def test_labels_that_differ_between_blocks_are_refused(tmp_path: Path) -> None:
     labels[67] = (labels[67] + 1) % 10
     np.save(tmp_path / "labels.npy", labels)
     for name in ("cifar10-c", "array-c"):
-        with pytest.raises(
-            DataError, match=r"is not 5 equal blocks, one for each severity: label 7 is \d .* in block 4"
-        ):
+        with pytest.raises(DataError, match=r"labels\.npy is not 5 equal blocks, one for each severity"):
             open_dataset(name, tmp_path, domain="fog", severity=1)
     assert any("is not 5 equal blocks" in finding.message for finding in check_root(tmp_path))
 

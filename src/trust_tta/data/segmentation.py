@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.config_io import read_text
+from trust_tta.config_io import read_class_names, read_text
 from trust_tta.data.dataset import Dataset, FileImages
 from trust_tta.data.file_io import hash_array, hash_strings
 from trust_tta.data.images import list_images
@@ -125,27 +125,21 @@ def open_segmentation(
 def class_names_and_colors(spec: DatasetSpec, folder: Path) -> tuple[tuple[str, ...], NDArray[np.uint8]]:
     """Names and colors (classes, 3): of a known data set, or of the classes.txt of a folder."""
     if spec.class_names:
-        return spec.class_names, _colors(segmentation_spec(spec).palette)
+        colors = [tuple(bytes.fromhex(color)) for color in segmentation_spec(spec).palette]
+        return spec.class_names, np.array(colors, dtype=np.uint8)
     path = folder / CLASSES_FILE
     if not path.is_file():
         raise DataError(f"{folder} has no {CLASSES_FILE}; write the names of its classes there, one per line from 0 on")
-    names = tuple(line.strip() for line in read_text(path, error=DataError).splitlines() if line.strip())
-    if not 1 <= len(names) <= MAX_CLASSES or len(set(names)) != len(names):
-        raise DataError(f"{path} has {len(names)} names; give 1 to {MAX_CLASSES} different ones, one per line")
-    return names, _colors(distinct_colors(len(names)))
+    if len(names := read_class_names(path)) > MAX_CLASSES:
+        raise DataError(f"{path} has {len(names)} names; give at most {MAX_CLASSES}")
+    return names, distinct_colors(len(names))
 
 
-def _colors(palette: tuple[str, ...]) -> NDArray[np.uint8]:
-    return np.array([[int(color[i : i + 2], 16) for i in (0, 2, 4)] for color in palette], dtype=np.uint8)
-
-
-def distinct_colors(count: int) -> tuple[str, ...]:
-    """Pascal VOC's color map from the second color on, as RRGGBB."""
-    colors = []
-    for number in range(1, count + 1):
-        channels = [sum((number >> (3 * bit + k) & 1) << (7 - bit) for bit in range(3)) for k in range(3)]
-        colors.append("".join(f"{channel:02x}" for channel in channels))
-    return tuple(colors)
+def distinct_colors(count: int) -> NDArray[np.uint8]:
+    """Pascal VOC's color map from the second color on, (count, 3)."""
+    numbers, channels = np.arange(1, count + 1)[:, None], np.arange(3)
+    bits = [((numbers >> (3 * bit + channels)) & 1) << (7 - bit) for bit in range(3)]
+    return np.sum(bits, axis=0).astype(np.uint8)
 
 
 # which splits there are, and their files

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import multiprocessing
-import operator
 import os
 import signal
 import threading
@@ -83,11 +82,7 @@ def check_request(corruption: str, severity: int, seed: int) -> None:
         raise ConfigError(f"unknown corruption {corruption!r}; {did_you_mean(corruption, ALL_CORRUPTIONS)}")
     if isinstance(severity, bool) or severity not in SEVERITIES:
         raise ConfigError(f"severity {severity!r} does not exist; give an integer from 1 to 5")
-    try:
-        negative = operator.index(seed) < 0
-    except TypeError:
-        negative = True
-    if negative:
+    if not isinstance(seed, int | np.integer) or seed < 0:
         raise ConfigError(f"seed {seed!r} is not possible; give an integer >= 0")
 
 
