@@ -139,7 +139,8 @@ def distinct_colors(count: int) -> NDArray[np.uint8]:
     """Pascal VOC's color map from the second color on, (count, 3)."""
     numbers, channels = np.arange(1, count + 1)[:, None], np.arange(3)
     bits = [((numbers >> (3 * bit + channels)) & 1) << (7 - bit) for bit in range(3)]
-    return np.sum(bits, axis=0).astype(np.uint8)
+    colors: NDArray[np.uint8] = np.sum(bits, axis=0).astype(np.uint8)
+    return colors
 
 
 # which splits there are, and their files

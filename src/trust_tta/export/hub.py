@@ -103,7 +103,6 @@ def push_to_hub(
     license: str | None = None,
     private: bool | None = None,
     token: str | None = None,
-    message: str | None = None,
 ) -> str:
     """Save into a repository of the hub, created if it is missing; returns the URL of the commit.
 
@@ -112,11 +111,11 @@ def push_to_hub(
     library: Any = require("huggingface_hub", extra="hub")
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(thing, folder, adapted_to=adapted_to, license=license)
-        said = message or (f"Add a network adapted to {adapted_to}" if adapted_to else "Add a network")
+        message = f"Add a network adapted to {adapted_to}" if adapted_to else "Add a network"
         try:
             api = library.HfApi(token=token, library_name="trust-tta")
             api.create_repo(repo_id, private=private, exist_ok=True)
-            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=said).commit_url)
+            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message).commit_url)
         except Exception as error:  # the library raises many types
             raise CheckpointError(f"'{repo_id}' cannot be written on the hub: {reason_of(error)}") from error
 
