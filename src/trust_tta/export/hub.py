@@ -38,7 +38,7 @@ CONFIG, CARD, STATE = "config.json", "README.md", "adaptation.safetensors"
 
 
 def save_pretrained(
-    thing: nn.Module, folder: str | PathLike[str], *, adapted_to: str | None = None, license: str | None = None
+    module: nn.Module, folder: str | PathLike[str], *, adapted_to: str | None = None, license: str | None = None
 ) -> Path:
     """Write a network of this package, or a method over one, into `folder`.
 
@@ -46,12 +46,12 @@ def save_pretrained(
     `adapted_to` says in words what it was adapted to, for the card; it is required for a method. `license` is that of
     the weights.
     """
-    method = thing if isinstance(thing, Method) else None
+    method = module if isinstance(module, Method) else None
     if method is not None and adapted_to is None:
         raise ConfigError("adapted_to is missing: describe for the card what the method was adapted to")
     if method is None and adapted_to is not None:
         raise ConfigError("adapted_to goes with a method; omit it for a network as it was trained")
-    network = thing if method is None else method.shared.network
+    network = module if method is None else method.shared.network
     if not isinstance(network, ScanNetwork | UPerNet):
         raise ConfigError(f"the network is a {type(network).__name__}; save it with the library that made it")
     state = network_state(method) if method is not None else network.state_dict()
@@ -96,7 +96,7 @@ def adapted_from_pretrained(
 
 
 def push_to_hub(
-    thing: nn.Module,
+    module: nn.Module,
     repo_id: str,
     *,
     adapted_to: str | None = None,
@@ -110,7 +110,7 @@ def push_to_hub(
     """
     library: Any = require("huggingface_hub", extra="hub")
     with tempfile.TemporaryDirectory() as folder:
-        save_pretrained(thing, folder, adapted_to=adapted_to, license=license)
+        save_pretrained(module, folder, adapted_to=adapted_to, license=license)
         message = f"Add a network adapted to {adapted_to}" if adapted_to else "Add a network"
         try:
             api = library.HfApi(token=token, library_name="trust-tta")

@@ -89,13 +89,13 @@ def train(
     >>> data = open_training_data("cifar10", "data")
     >>> train(data, TrainRecipe(epochs=50), out="runs/nano", device="cuda").accuracy
     """
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     folder = Path(out)
     dense = isinstance(data.train, SegmentationDataset)
     recipe = recipe or (SegmentationRecipe() if dense else recipe_for(data.spec.name, size=size))
     torch.manual_seed(recipe.seed)
-    made = create_model(model, num_classes=len(data.train.class_names), **dict(overrides or {}))
-    network = _require_fit(made, data).to(device)
+    created = create_model(model, num_classes=len(data.train.class_names), **dict(overrides or {}))
+    network = _require_fit(created, data).to(device)
     if init is not None:
         progress.note(_initialize(network, init))
     preprocessing, images, held_out, task = _prepare(data, recipe, size=size, progress=progress)
@@ -122,7 +122,7 @@ def train(
         recipe=recipe.model_dump() | _provenance("init", init),
         license=None if init is None else init.license,
     )
-    history, seconds = [asdict(epoch) for epoch in fitted.history], time.perf_counter() - begun
+    history, seconds = [asdict(epoch) for epoch in fitted.history], time.perf_counter() - start_time
     record = artifacts.write_network(folder, average, origin, accuracy=accuracy, history=history, seconds=seconds)
     return Trained(model=average, folder=folder, record=record)
 
@@ -140,7 +140,7 @@ def finetune(
 
     Writes the same files as `train`; a network that is in `out` already is not replaced.
     """
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     folder, recipe = Path(out), recipe or FinetuneRecipe()
     if (folder / artifacts.WEIGHTS).exists():
         raise ConfigError(
@@ -167,10 +167,15 @@ def finetune(
         recipe=recipe.model_dump() | _provenance("backbone", checkpoint),
         license=checkpoint.license,
     )
-    history, seconds = [{"epoch": i, "loss": x} for i, x in enumerate(result.losses)], time.perf_counter() - begun
-    how = artifacts.FINETUNED
+    history, seconds = [{"epoch": i, "loss": x} for i, x in enumerate(result.losses)], time.perf_counter() - start_time
     record = artifacts.write_network(
-        folder, model, origin, accuracy=accuracy, history=history, seconds=seconds, how=how
+        folder,
+        model,
+        origin,
+        accuracy=accuracy,
+        history=history,
+        seconds=seconds,
+        description=artifacts.FINETUNED,
     )
     return Trained(model=model, folder=folder, record=record)
 
