@@ -17,8 +17,8 @@ from trust_tta.data.class_matching import are_numeric, fold_name, imagenet_r_lab
 from trust_tta.data.dataset import ArrayImages, Dataset, FileImages
 from trust_tta.data.fetch import CIFAR10_PINS
 from trust_tta.data.file_io import hash_array
-from trust_tta.data.images import check_image
-from trust_tta.data.loading import available_domains, domain_folder, find_dataset, open_dataset, subfolders
+from trust_tta.data.images import check_image, subfolders
+from trust_tta.data.loading import available_domains, domain_folder, find_dataset, open_dataset
 from trust_tta.data.registry import DATASETS, DatasetSpec, find_spec
 from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.errors import DataError, TrustError, reason_of

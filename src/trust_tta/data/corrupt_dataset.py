@@ -28,8 +28,7 @@ from trust_tta.data.corruptions.apply import (
 from trust_tta.data.corruptions.table import CORRUPTIONS, choose_table
 from trust_tta.data.dataset import FileImages
 from trust_tta.data.file_io import hash_array, write_npy, writing
-from trust_tta.data.images import SUFFIXES, check_pixels, check_size, list_images, read_image
-from trust_tta.data.loading import subfolders
+from trust_tta.data.images import check_pixels, check_size, find_images, read_image
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.progress import SILENT, Progress
 
@@ -108,7 +107,10 @@ def corrupt_folder(
         raise ConfigError(f"size {size} is not possible; give a side in pixels >= 1, or None to keep images whole")
     if table is not None:
         choose_table(table, height=1, width=1)
-    names = list_tree(root)
+    names = [file.relative_to(root).as_posix() for file in find_images(root)]
+    taken = set(names)
+    if twice := next((name for name in names if output_name(name) != name and output_name(name) in taken), None):
+        raise DataError(f"{root} holds {twice}, to be written as {output_name(twice)}, which is there too; rename one")
     if out.resolve().is_relative_to(root.resolve()):
         raise ConfigError(f"the output {out} lies inside the input {root}; give a folder outside it")
     folders = [out / corruption / str(severity) for corruption in corruptions for severity in severities]
@@ -159,25 +161,6 @@ def claim_folder(folder: Path, record: CorruptionRecord, outputs: Sequence[Path]
         raise DataError(f"{foreign} is there without a {RECORD_NAME} that says how it was made; give another output")
     with writing(path) as file:
         file.write((json.dumps(asdict(record), indent=1) + "\n").encode())
-
-
-def list_tree(root: Path) -> list[str]:
-    """The images below `root` as sorted relative names with forward slashes; hidden ones are left out."""
-    if not root.is_dir():
-        raise DataError(f"{root} is not a folder; give a folder of class folders with images, or a .npy file")
-    names, waiting, seen = list[str](), [root], set[Path]()
-    for folder in waiting:  # grows; breadth first, so that a folder is read under its own name and not by a link to it
-        if (place := folder.resolve()) not in seen:
-            seen.add(place)
-            names += [(folder / name).relative_to(root).as_posix() for name in list_images(folder)]
-            waiting += subfolders(folder)
-    names.sort()
-    if not names:
-        raise DataError(f"{root} holds no images; images end in {' '.join(SUFFIXES)}")
-    taken = set(names)
-    if twice := next((name for name in names if output_name(name) != name and output_name(name) in taken), None):
-        raise DataError(f"{root} holds {twice}, to be written as {output_name(twice)}, which is there too; rename one")
-    return names
 
 
 def output_name(name: str) -> str:

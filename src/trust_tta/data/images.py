@@ -35,12 +35,29 @@ def list_images(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if is_image(entry.name))
 
 
-def find_images(folder: Path) -> list[Path]:
-    """The image files anywhere below `folder`, by path."""
-    files = sorted(file for file in folder.rglob("*") if is_image(file.name) and file.is_file())
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in `folder` by name, without hidden ones and `__MACOSX`."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".") and e.name != "__MACOSX"]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(names)]
+
+
+def find_images(root: Path) -> list[Path]:
+    """The image files below `root`, sorted by path; a folder that several links lead to is read once."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder; give a folder with images")
+    files, waiting, seen = list[Path](), [root], set[Path]()
+    for folder in waiting:  # grows; breadth first, so that a folder is read under its own name and not by a link to it
+        if (place := folder.resolve()) not in seen:
+            seen.add(place)
+            files += [folder / name for name in list_images(folder)]
+            waiting += subfolders(folder)
     if not files:
-        raise DataError(f"there are no images in '{folder}'; give a folder of JPEG, PNG or WebP files")
-    return files
+        raise DataError(f"{root} holds no images; images end in {' '.join(SUFFIXES)}")
+    return sorted(files, key=Path.as_posix)
 
 
 def read_image(file: ImageFile, *, name: str | None = None) -> NDArray[np.uint8]:

@@ -17,7 +17,7 @@ from trust_tta.data.class_matching import fold_name, imagenet_r_labels, spelling
 from trust_tta.data.class_names import imagenet_classes, label_of_wnid
 from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, FileImages, python_dataset
-from trust_tta.data.images import is_image, list_images
+from trust_tta.data.images import is_image, list_images, subfolders
 from trust_tta.data.registry import DATASETS, GROUP, DatasetSpec, DomainSpec, find_domain, find_spec
 from trust_tta.data.segmentation import list_splits, open_segmentation
 from trust_tta.errors import ConfigError, DataError
@@ -170,16 +170,6 @@ def _siblings(spec: DatasetSpec, folder: Path, domain: str) -> tuple[Path, ...]:
     corruptions = subfolders(folder.parent.parent)  # <corruption>/<severity>/<class>
     levels = [level for corruption in corruptions for level in subfolders(corruption) if level.name.isdecimal()]
     return tuple(level for level in levels if level != folder)
-
-
-def subfolders(folder: Path) -> list[Path]:
-    """The folders in `folder` by name, without hidden ones and `__MACOSX`."""
-    try:
-        with os.scandir(folder) as entries:
-            names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".") and e.name != "__MACOSX"]
-    except OSError:
-        return []
-    return [folder / name for name in sorted(names)]
 
 
 def class_label(spec: DatasetSpec, name: str) -> int | None:
