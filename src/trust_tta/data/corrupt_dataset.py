@@ -17,18 +17,12 @@ from PIL import Image
 
 from trust_tta.config_io import read_json
 from trust_tta.data.arrays import LABELS, RECORD_NAME, open_array
-from trust_tta.data.corruptions.apply import (
-    check_request,
-    check_workers,
-    make_tasks,
-    map_in_order,
-    run_task,
-    worker_pool,
-)
+from trust_tta.data.corruptions.apply import check_request, make_tasks, run_task
 from trust_tta.data.corruptions.table import CORRUPTIONS, choose_table
 from trust_tta.data.dataset import FileImages
 from trust_tta.data.file_io import hash_array, write_npy, writing
 from trust_tta.data.images import check_pixels, check_size, find_images, read_image
+from trust_tta.data.parallel import check_workers, map_in_order, worker_pool
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.progress import SILENT, Progress
 

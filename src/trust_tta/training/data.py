@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from trust_tta.data.dataset import ArrayImages, Dataset, join_datasets
 from trust_tta.data.loading import available_domains, locate, open_dataset
 from trust_tta.data.masks import resize_mask
+from trust_tta.data.parallel import map_in_order
 from trust_tta.data.registry import DatasetSpec, find_domain, find_spec
 from trust_tta.data.segmentation import SegmentationDataset, list_splits
 from trust_tta.errors import ConfigError, DataError
@@ -129,7 +130,7 @@ def read_arrays(
             masks[index] = resize_mask(dataset.mask(index), *shape[:2])
 
     with ThreadPoolExecutor(_workers(dataset)) as pool:
-        for _ in pool.map(read, range(len(dataset))):
+        for _ in map_in_order(pool, read, range(len(dataset))):
             progress.advance()
     return images, dataset.labels if masks is None else masks
 
