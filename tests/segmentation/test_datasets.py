@@ -102,7 +102,7 @@ def test_a_folder_of_ones_own_may_have_splits_and_must_name_its_classes(tmp_path
             file.rename(own / part / ("fog" if i else "rain") / file.name)
     assert available_domains("masks", own) == ("fog", "rain")
     assert len(open_dataset("masks", own, domain="fog")) == 2
-    with pytest.raises(ConfigError, match="masks has no split 'fogg'; did you mean 'fog'"):
+    with pytest.raises(ConfigError, match="masks has no domain 'fogg'; did you mean 'fog'"):
         open_dataset("masks", own, domain="fogg")
     (own / "classes.txt").unlink()
     with pytest.raises(DataError, match=r"has no classes\.txt; write the names of its classes there"):

@@ -19,10 +19,10 @@ from trust_tta.data.dataset import Dataset, FileImages
 from trust_tta.data.file_io import hash_array, hash_strings
 from trust_tta.data.images import list_images
 from trust_tta.data.masks import Mask, ResizeProtocol, lookup_table, read_mask
-from trust_tta.data.registry import DatasetSpec, DomainSpec, SegmentationSpec
+from trust_tta.data.registry import DatasetSpec, DomainSpec, SegmentationSpec, find_domain
 from trust_tta.data.segmentation_metrics import IGNORED
-from trust_tta.errors import ConfigError, DataError
-from trust_tta.schema import Count, Schema, did_you_mean, parse
+from trust_tta.errors import DataError
+from trust_tta.schema import Count, Schema, parse
 
 CLASSES_FILE = "classes.txt"
 OWN_MASKS = "masks"  # the data set that is a folder of the user's own
@@ -101,7 +101,9 @@ def open_segmentation(
     """One split of a data set in `folder`; `options`: the `protocol`, and the `scale` (width and height) of it."""
     rules, given = segmentation_spec(spec), parse(ResizeOptions, options or {}, where=f"the options of {spec.name}")
     name = given.protocol or rules.protocol
-    domain = _split_of(spec, folder, split)
+    splits = spec.domains or list_splits(spec, folder)
+    first = next((known.name for known in splits if known.target), None)
+    domain = find_domain(spec.changed(domains=splits), split or first)
     pairs = list_pairs(spec, folder, domain)
     if not pairs:
         raise DataError(f"{folder} has no images of {spec.name}/{domain.name}; it wants {spec.wanted}")
@@ -154,16 +156,6 @@ def list_splits(spec: DatasetSpec, folder: Path) -> tuple[DomainSpec, ...]:
         own = [name for name in inner if (folder / "masks" / name).is_dir()] or [ONLY_SPLIT]
         known = tuple(DomainSpec(name=name, images=0) for name in own)
     return tuple(split for split in known if list_pairs(spec, folder, split))
-
-
-def _split_of(spec: DatasetSpec, folder: Path, name: str | None) -> DomainSpec:
-    splits = spec.domains or list_splits(spec, folder)
-    wanted = next((s.name for s in splits if s.target), None) if name is None else name
-    for split in splits:
-        if wanted is not None and wanted.lower() in (split.name, *split.folders):
-            return split
-    names = [split.name for split in splits]
-    raise ConfigError(f"{spec.name} has no split {name!r}; {did_you_mean(name or '', names)}")
 
 
 def list_pairs(spec: DatasetSpec, folder: Path, split: DomainSpec) -> list[tuple[str, str]]:
