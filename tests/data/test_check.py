@@ -118,7 +118,7 @@ def test_labels_of_cifar_c(tmp_path: Path) -> None:
     np.save(folder / "labels.npy", labels)
     assert any("100" in error and "0..99" in error for error in _errors(check_root(tmp_path)))
     np.save(folder / "labels.npy", labels.astype(np.float64))
-    assert any("labels must be integers" in error for error in _errors(check_root(tmp_path)))
+    assert any("give integers (n,)" in error for error in _errors(check_root(tmp_path)))
     (folder / "labels.npy").unlink()
     assert any("labels.npy is missing" in error for error in _errors(check_root(tmp_path)))
 

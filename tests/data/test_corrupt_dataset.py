@@ -157,8 +157,8 @@ def test_broken_record_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"labels": np.zeros(4, np.int64)}, r"labels have .*\(4,\); give 2 integers"),
-        ({"labels": np.zeros(2)}, "labels have dtype float64"),
+        ({"labels": np.zeros(4, np.int64)}, r"labels are int64 \(4,\); give 2 integers"),
+        ({"labels": np.zeros(2)}, "labels are float64"),
         ({"source": "missing.npy"}, r"missing\.npy is missing"),
         ({"source": np.zeros((0, 8, 8, 3), np.uint8)}, "no images"),
         ({"source": np.zeros((2, 8, 8), np.uint8)}, r"\(n, h, w, 3\)"),

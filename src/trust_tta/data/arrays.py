@@ -16,7 +16,7 @@ from trust_tta.config_io import read_json
 from trust_tta.data.class_matching import numeric_class_names
 from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, array_dataset
-from trust_tta.data.images import check_pixels
+from trust_tta.data.images import check_labels, check_pixels
 from trust_tta.data.registry import DatasetSpec
 from trust_tta.errors import DataError, reason_of
 
@@ -65,10 +65,7 @@ def open_images(path: Path) -> NDArray[np.uint8]:
 
 def open_labels(path: Path) -> NDArray[np.int64]:
     """Read an array of labels (n,), of any integer type."""
-    array = open_array(path)
-    if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise DataError(f"{path} is {array.dtype} {array.shape}; labels must be integers (n,)")
-    return array.astype(np.int64)
+    return check_labels(open_array(path), f"{path} is")
 
 
 def severities_of(path: Path, images: int, labels: NDArray[np.int64], *, one: int = 0) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from trust_tta.data.corruptions.apply import check_request, make_tasks, run_task
 from trust_tta.data.corruptions.table import CORRUPTIONS, choose_table
 from trust_tta.data.dataset import FileImages
 from trust_tta.data.file_io import hash_array, write_npy, writing
-from trust_tta.data.images import check_pixels, check_size, find_images, read_image
+from trust_tta.data.images import check_labels, check_pixels, check_size, find_images, read_image
 from trust_tta.data.parallel import check_workers, map_in_order, worker_pool
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.progress import SILENT, Progress
@@ -177,9 +177,7 @@ def _check_options(corruptions: Sequence[str], severities: Sequence[int], seed: 
 
 def _write_labels(path: Path, labels: PathLike | NDArray[Any], *, count: int, severities: tuple[int, ...]) -> None:
     values = labels if isinstance(labels, np.ndarray) else open_array(Path(labels))
-    if values.shape != (count,) or values.dtype.kind not in "iu":
-        raise DataError(f"labels have dtype {values.dtype} and shape {values.shape}; give {count} integers")
-    repeated = np.tile(values.astype(np.int64), len(severities))
+    repeated = np.tile(check_labels(values, "labels are", count=count), len(severities))
     if not path.exists():
         write_npy(path, repeated)
     elif not np.array_equal(open_array(path), repeated):

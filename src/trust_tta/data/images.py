@@ -110,3 +110,11 @@ def check_pixels(array: Any, what: str) -> NDArray[np.uint8]:
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3 or 0 in array.shape[1:3]:
         raise DataError(f"{what} {array.dtype} {array.shape}; images must be uint8 (n, h, w, 3), values 0 to 255")
     return array
+
+
+def check_labels(labels: NDArray[Any], what: str, *, count: int | None = None) -> NDArray[np.int64]:
+    """The labels (n,) as int64, if they are integers, one for each of `count` images; `what` begins the message."""
+    if labels.dtype.kind not in "iu" or labels.ndim != 1 or count not in (None, len(labels)):
+        wanted = "integers (n,)" if count is None else f"{count} integers, one per image"
+        raise DataError(f"{what} {labels.dtype} {labels.shape}; give {wanted}")
+    return labels.astype(np.int64)
