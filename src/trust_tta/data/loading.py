@@ -103,7 +103,7 @@ def available_domains(
 
 def open_folder(spec: DatasetSpec, folder: Path, domain: str, *, severity: int | None = None) -> Dataset:
     """One domain from its class folders."""
-    labels_of, class_names = class_map(spec, folder, siblings=_siblings(spec, folder, domain))
+    labels_of, class_names = class_map(spec, folder, domain)
     names: list[str] = []
     labels: list[int] = []
     for class_folder, label in sorted(labels_of.items(), key=lambda item: (item[1], item[0])):
@@ -123,19 +123,14 @@ def open_folder(spec: DatasetSpec, folder: Path, domain: str, *, severity: int |
     )
 
 
-def class_map(
-    spec: DatasetSpec, folder: Path, *, siblings: tuple[Path, ...] = ()
-) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The label of each class folder, and the names of all classes: those of the data set, or of all its domains.
-
-    `siblings` are the folders of the other domains; a class that only they have keeps its label free here.
-    """
+def class_map(spec: DatasetSpec, folder: Path, domain: str) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The label of each class folder, and the names of all classes: of the data set, or of all its domains."""
     found = [child.name for child in subfolders(folder)]
     if not found:
         raise DataError(f"{folder} has no class folders; sort the images into one folder for each class")
     if spec.class_folders == "sorted":
-        ordered = _all_classes(folder, found, siblings)
-        return {name: label for label, name in enumerate(ordered) if name in found}, ordered
+        names = _all_classes(spec, folder, domain, found)
+        return {name: label for label, name in enumerate(names) if name in found}, names
     labels = {name: class_label(spec, name) for name in found}
     if unknown := [name for name, label in labels.items() if label is None]:
         allowed = ", ".join(spec.class_names)
@@ -146,30 +141,25 @@ def class_map(
     return {name: label for name, label in labels.items() if label is not None}, spec.class_names
 
 
-def _all_classes(folder: Path, found: list[str], siblings: tuple[Path, ...]) -> tuple[str, ...]:
+def _all_classes(spec: DatasetSpec, folder: Path, domain: str, found: list[str]) -> tuple[str, ...]:
     """The classes of all domains in order; two spellings of one class are refused."""
+    siblings: list[Path] = []
+    if domain != ONLY_DOMAIN and spec.layout == "domains":
+        siblings = list(generic_domains(folder.parent).values())
+    elif domain != ONLY_DOMAIN:  # <corruption>/<severity>/<class>
+        levels = (level for corruption in subfolders(folder.parent.parent) for level in subfolders(corruption))
+        siblings = [level for level in levels if level.name.isdecimal()]
     names = set(found)
     for sibling in siblings:
         others = [child.name for child in subfolders(sibling)]
-        if misses := spelling_variants(sorted(found), others):
+        if misses := spelling_variants(found, others):
             ours, theirs = misses[0]
             raise DataError(
                 f"the class '{ours}' of {folder} is spelled '{theirs}' in {sibling}; rename one of them "
-                f"({folder.name} has {', '.join(sorted(found))}; {sibling.name} has {', '.join(sorted(others))})"
+                f"({folder.name} has {', '.join(found)}; {sibling.name} has {', '.join(others)})"
             )
         names.update(others)
     return tuple(sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names))
-
-
-def _siblings(spec: DatasetSpec, folder: Path, domain: str) -> tuple[Path, ...]:
-    """The folders of the other domains, where the classes are the union over domains."""
-    if spec.class_folders != "sorted" or domain == ONLY_DOMAIN:
-        return ()
-    if spec.layout == "domains":
-        return tuple(place for place in generic_domains(folder.parent).values() if place != folder)
-    corruptions = subfolders(folder.parent.parent)  # <corruption>/<severity>/<class>
-    levels = [level for corruption in corruptions for level in subfolders(corruption) if level.name.isdecimal()]
-    return tuple(level for level in levels if level != folder)
 
 
 def class_label(spec: DatasetSpec, name: str) -> int | None:
