@@ -23,7 +23,7 @@ from trust_tta.atomic import write_whole
 from trust_tta.errors import CheckpointError, ConfigError, StateError, reason_of
 from trust_tta.live.snapshots import read_state, write_state
 from trust_tta.methods.base import Method
-from trust_tta.methods.registry import METHODS, create_method, method_options
+from trust_tta.methods.registry import METHODS, create_method
 from trust_tta.methods.state import network_state
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint, describe
@@ -31,7 +31,6 @@ from trust_tta.models.pretrained import HUB_WEIGHTS, hub_folder
 from trust_tta.models.upernet import UPerNet
 from trust_tta.models.weights import encode_weights
 from trust_tta.optional import require
-from trust_tta.orders import ScanOrder
 from trust_tta.schema import show
 
 CONFIG, CARD, STATE = "config.json", "README.md", "adaptation.safetensors"
@@ -124,25 +123,12 @@ def _write_adaptation(path: Path, method: Method, adapted: Mapping[str, Tensor])
     """Write the options and state of a method, and the source values of the changed weights."""
     before = {**method.shared.network.state_dict(), **method.weights.source}
     source = {name: value for name, value in before.items() if not torch.equal(value, adapted[name])}
-    options = {name: _plain(name, value) for name, value in _changed_options(method).items()}
-    about = {"method": method.name, "options": options}
+    about = {"method": method.name, "options": _changed_options(method)}
     write_state(path, {"state": method.state_dict(), "source": source}, about=about)
 
 
 def _changed_options(method: Method) -> dict[str, Any]:
-    usual = method_options(type(method))
-    options = {name: getattr(method.options, name) for name in usual}
-    return {name: value for name, value in options.items() if value != usual[name]}
-
-
-def _plain(name: str, value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, ScanOrder):
-        return str(value)
-    if isinstance(value, list | tuple):
-        return [_plain(name, inner) for inner in value]
-    raise ConfigError(f"the option {name} is a {type(value).__name__}, which no file keeps; save the network alone")
+    return method.options.model_dump(mode="json", exclude_defaults=True)
 
 
 def _card(network: ScanNetwork | UPerNet, about: Mapping[str, str], method: Method | None) -> str:
