@@ -123,7 +123,7 @@ def test_damaged_array_is_made_again(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"seed": 1}, "was made with seed 0, not 1"),
-        ({"severities": [4]}, r"was made with severities \[5\], not \[4\]"),
+        ({"severities": [4]}, r"was made with severities \(5,\), not \(4,\)"),
         ({"table": "imagenet"}, "was made with table 'cifar', not 'imagenet'"),
         ({"source": make_pictures(3, 20, 24, seed=9)}, "was made with source"),
         ({"labels": np.array([1, 2, 0])}, "labels.npy holds other labels"),

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +24,7 @@ from trust_tta.data.images import check_labels, check_pixels, check_size, find_i
 from trust_tta.data.parallel import check_workers, map_in_order, worker_pool
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.progress import SILENT, Progress
+from trust_tta.schema import Schema, parse
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -56,7 +56,9 @@ def corrupt_array(
     severities = _check_options(corruptions, severities, seed, workers)
     table = choose_table(table, height=images.shape[1], width=images.shape[2])
     paths = {corruption: Path(out_dir) / f"{corruption}.npy" for corruption in corruptions}
-    record = CorruptionRecord(hash_array(images), len(images), int(seed), table, None, severities)
+    record = CorruptionRecord(
+        source=hash_array(images), images=len(images), seed=int(seed), table=table, size=None, severities=severities
+    )
     claim_folder(Path(out_dir), record, list(paths.values()))
     if labels is not None:
         _write_labels(Path(out_dir) / LABELS, labels, count=len(images), severities=severities)
@@ -109,7 +111,7 @@ def corrupt_folder(
         raise ConfigError(f"the output {out} lies inside the input {root}; give a folder outside it")
     folders = [out / corruption / str(severity) for corruption in corruptions for severity in severities]
     listing = FileImages(root, tuple(names)).digest()
-    record = CorruptionRecord(listing, len(names), int(seed), table, size, ())
+    record = CorruptionRecord(source=listing, images=len(names), seed=int(seed), table=table, size=size, severities=())
     claim_folder(out, record, folders)
     progress.start(len(names) * len(folders), "corrupting images")
     tasks = ((corruption, index, name) for corruption in corruptions for index, name in enumerate(names))
@@ -120,8 +122,7 @@ def corrupt_folder(
     return folders
 
 
-@dataclass(frozen=True)
-class CorruptionRecord:
+class CorruptionRecord(Schema):
     """Everything that determines the bytes of the files next to it."""
 
     source: str  # sha256 of the pixels, or of the names and sizes of the images
@@ -138,15 +139,13 @@ def claim_folder(folder: Path, record: CorruptionRecord, outputs: Sequence[Path]
     path = folder / RECORD_NAME
     if path.exists():
         try:
-            found = read_json(path, error=DataError)
-        except DataError as error:
+            found = parse(CorruptionRecord, read_json(path), where=f"'{path}'")
+        except ConfigError as error:
             raise DataError(f"{error}; delete {path.name} with the files beside it") from error
-        if not isinstance(found, dict):
-            raise DataError(f"{path} is not a record of corrupted data; delete it with the files beside it")
-        for name, value in json.loads(json.dumps(asdict(record))).items():
-            if found.get(name) != value:
+        for name, value in record:
+            if getattr(found, name) != value:
                 raise DataError(
-                    f"{path.parent} was made with {name} {found.get(name)!r}, not {value!r}; "
+                    f"{path.parent} was made with {name} {getattr(found, name)!r}, not {value!r}; "
                     "give another output folder or the same input and options"
                 )
         return
@@ -154,7 +153,7 @@ def claim_folder(folder: Path, record: CorruptionRecord, outputs: Sequence[Path]
     if foreign is not None:
         raise DataError(f"{foreign} is there without a {RECORD_NAME} that says how it was made; give another output")
     with writing(path) as file:
-        file.write((json.dumps(asdict(record), indent=1) + "\n").encode())
+        file.write((json.dumps(record.model_dump(), indent=1) + "\n").encode())
 
 
 def output_name(name: str) -> str:
