@@ -33,7 +33,7 @@ _UNNAMED = ("cifar10", "array-c", "folder-c", "masks", "folder")  # what a folde
 
 @dataclass(frozen=True)
 class Finding:
-    """One statement about a file, a folder or a domain in it; `dataset` is empty where it belongs to none."""
+    """A finding about a file, a folder or a domain in it; `dataset` is empty where it belongs to none."""
 
     status: Status
     dataset: str

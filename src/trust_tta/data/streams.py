@@ -257,7 +257,12 @@ class Batches:
         return min(len(self.order), len(self) * self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._ahead() if self.workers else map(self.load, range(len(self)))
+        executor = ThreadPoolExecutor(self.workers, thread_name_prefix="decode") if self.workers else None
+        try:
+            yield from map_in_order(executor, self.load, range(len(self)), limit=self.workers + 1)
+        finally:
+            if executor is not None:
+                executor.shutdown(cancel_futures=True)
 
     def load(self, k: int) -> Batch:
         """Batch number `k`."""
@@ -277,13 +282,6 @@ class Batches:
             labels = torch.from_numpy(dataset.labels[indices])
             tensor = self.preprocessing(images) if self.preprocessing else _stack(dataset, images)
         return Batch(tensor, labels, torch.from_numpy(indices.copy()))
-
-    def _ahead(self) -> Iterator[Batch]:
-        executor = ThreadPoolExecutor(self.workers, thread_name_prefix="decode")
-        try:
-            yield from map_in_order(executor, self.load, range(len(self)), limit=self.workers + 1)
-        finally:
-            executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _stack(dataset: Dataset, images: NDArray[np.uint8] | list[NDArray[np.uint8]]) -> torch.Tensor:
