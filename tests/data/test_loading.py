@@ -404,5 +404,5 @@ def test_labels_of_a_batch_are_a_flat_list() -> None:
 def test_an_archive_in_place_of_an_array_is_not_unpacked(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(1 << 24, np.uint8))
     (tmp_path / "bomb.npz").rename(tmp_path / "fog.npy")
-    with pytest.raises(DataError, match=r"fog\.npy is an archive of arrays"):
+    with pytest.raises(DataError, match=r"fog\.npy is not a whole \.npy file: the magic string is not correct"):
         open_images(tmp_path / "fog.npy")

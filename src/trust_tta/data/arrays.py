@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import stat
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -34,25 +33,16 @@ LabeledImages: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images (n, 32, 32, 3) and their labels (n,)."""
 
 MAX_BATCH_BYTES = 1 << 28  # CIFAR-100's training set has 155 MB
-_NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
 def open_array(path: Path) -> NDArray[Any]:
     """Memory-map a `.npy` file; a broken or missing one is named."""
+    if not os.path.exists(path):
+        raise DataError(f"{path} is missing; put it there or download the data set again")
+    if not os.path.isfile(path):  # a pipe would block
+        raise DataError(f"{path} is not a file; give a .npy file")
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise DataError(f"{path} is not a file; give a .npy file")
-        with path.open("rb") as file:
-            start = file.read(len(_NPY))
-        if start.startswith(_ZIP):  # never unpacked: a small archive may hold more than the memory
-            raise DataError(f"{path} is an archive of arrays; give a .npy file with one array")
-        if start != _NPY:
-            raise DataError(f"{path} is not a whole .npy file: it does not begin like one; make or download it again")
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing; put it there or download the data set again") from error
-    except DataError:
-        raise
+        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # a broken header raises many types
         raise DataError(f"{path} is not a whole .npy file: {reason_of(error)}; make or download it again") from error
     return array
