@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import pickle
 from collections.abc import Callable
@@ -370,7 +369,7 @@ def test_a_batch_holds_bytes_only(tmp_path: Path, kind: object) -> None:
 
     content = pickle.dumps({b"data": State(), b"labels": [0]}, protocol=2)
     with pytest.raises(DataError, match="is not a CIFAR batch: the file has an array of .*; CIFAR batches are bytes"):
-        read_batch(io.BytesIO(content), name="x")
+        read_batch(content, name="x")
 
 
 @pytest.mark.parametrize(
@@ -388,7 +387,7 @@ def test_an_array_fits_its_bytes(shape: tuple[int, ...], content: object, messag
             return start[0], start[1], (1, shape, np.dtype("u1"), False, content)
 
     with pytest.raises(DataError, match=message):
-        read_batch(io.BytesIO(pickle.dumps({b"data": State(), b"labels": [0, 1]}, protocol=2)), name="x")
+        read_batch(pickle.dumps({b"data": State(), b"labels": [0, 1]}, protocol=2), name="x")
 
 
 def test_labels_of_a_batch_are_a_flat_list() -> None:
@@ -398,7 +397,7 @@ def test_labels_of_a_batch_are_a_flat_list() -> None:
         nested = [nested, nested]
     pixels = np.zeros((1, 3072), np.uint8)
     with pytest.raises(DataError, match="its labels are not a list of integers"):
-        read_batch(io.BytesIO(pickle.dumps({b"data": pixels, b"labels": nested}, protocol=2)), name="x")
+        read_batch(pickle.dumps({b"data": pixels, b"labels": nested}, protocol=2), name="x")
 
 
 def test_an_archive_in_place_of_an_array_is_not_unpacked(tmp_path: Path) -> None:

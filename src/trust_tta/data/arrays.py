@@ -6,7 +6,7 @@ import io
 import os
 import pickle
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,7 +120,7 @@ def open_cifar(spec: DatasetSpec, folder: Path, domain: str) -> Dataset:
         if missing:
             raise DataError(f"{folder} lacks {arrays[0].name} and the official {', '.join(missing)}; download it again")
         images, labels = join_labeled(
-            [read_batch(io.BytesIO((folder / name).read_bytes()), name=str(folder / name)) for name in names]
+            [read_batch((folder / name).read_bytes(), name=str(folder / name)) for name in names]
         )
     if len(images) != len(labels):
         raise DataError(f"{folder} has {len(images)} {domain} images but {len(labels)} labels; download it again")
@@ -132,13 +132,12 @@ def join_labeled(batches: list[LabeledImages]) -> LabeledImages:
     return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
 
 
-def read_batch(file: IO[bytes], *, name: str) -> LabeledImages:
+def read_batch(file: bytes, *, name: str) -> LabeledImages:
     """One official Python batch of CIFAR-10 or CIFAR-100 (fine labels)."""
     try:
-        if file.seek(0, os.SEEK_END) > MAX_BATCH_BYTES:
+        if len(file) > MAX_BATCH_BYTES:
             raise pickle.UnpicklingError(f"it is larger than {MAX_BATCH_BYTES} bytes")
-        file.seek(0)
-        content = _BatchUnpickler(file, encoding="bytes").load()
+        content = _BatchUnpickler(io.BytesIO(file), encoding="bytes").load()
         pixels = content[b"data"].pixels().reshape(-1, 3, 32, 32)
         labels = content[b"labels"] if b"labels" in content else content[b"fine_labels"]
         if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 100 for label in labels):
