@@ -390,6 +390,12 @@ def test_an_array_fits_its_bytes(shape: tuple[int, ...], content: object, messag
         read_batch(pickle.dumps({b"data": State(), b"labels": [0, 1]}, protocol=2), name="x")
 
 
+def test_a_batch_that_claims_many_objects_takes_no_memory() -> None:
+    """Stores an empty dict as object number four billion: a table of that size would be 32 GB."""
+    with pytest.raises(DataError, match="is not a CIFAR batch"):
+        read_batch(b"\x80\x02}r\xf0\xff\xff\xff.", name="x")
+
+
 def test_labels_of_a_batch_are_a_flat_list() -> None:
     """Lists of the same list double at each level: thirty of them would be a billion labels."""
     nested: list[object] = [0]

@@ -149,7 +149,7 @@ def read_batch(file: bytes, *, name: str) -> LabeledImages:
     return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), np.array(labels, dtype=np.int64)
 
 
-class _BatchUnpickler(pickle.Unpickler):
+class _BatchUnpickler(pickle._Unpickler):  # the one in C makes room for as many objects as a file claims
     """Unpickles plain containers and arrays as `_Stored`; nothing in the file is called."""
 
     def find_class(self, module: str, name: str) -> Any:
