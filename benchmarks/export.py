@@ -82,7 +82,7 @@ def measure(name: str, *, rounds: int, seconds: float) -> dict[str, Any]:
             "image_size": size,
             "export_cpu_seconds": spent,
             **exported.details,
-            "agreement": exported.agreement.as_dict(),
+            "agreement": vars(exported.agreement),
             "int8_bytes": small.stat().st_size,
             "int8_error": error_between(files[FILE], files[SMALL], size),
             "accuracy": {kind: accuracy(run, InputSpec("float", 32)) for kind, run in files.items()}

@@ -91,7 +91,7 @@ def test_the_papers_settings_are_the_defaults(folder: Path, tmp_path: Path) -> N
         (["--checkpoint", NANO, "--preprocessing", "imagenet"], "was trained with mean"),
         (["--checkpoint", NANO, "--preprocessing", "square"], "unknown preprocessing 'square'"),
         (["--checkpoint", NANO, "--seed", "-1"], "seed is -1; give a value >= 0"),
-        (["--checkpoint", NANO, "--seed", str(2**63)], "give a value < 9223372036854775808"),
+        (["--checkpoint", NANO, "--seed", str(2**63)], "give a value <= 9223372036854775807"),
         (["--checkpoint", NANO, "--epochs", "0", "--lr", "-1"], "epochs is 0; give a value >= 1; lr is -1; give"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",

@@ -15,9 +15,9 @@ from PIL import Image
 
 from tests.data.image_files import make_pictures
 from tests.data.trees import Seen
-from trust_tta.data.corrupt_dataset import corrupt_array, corrupt_folder, cut_image, list_tree
+from trust_tta.data.corrupt_dataset import corrupt_array, corrupt_folder, cut_image
 from trust_tta.data.corruptions.apply import corrupt
-from trust_tta.data.images import SUFFIXES, read_image
+from trust_tta.data.images import SUFFIXES, find_images, read_image
 from trust_tta.data.loading import open_dataset
 from trust_tta.errors import ConfigError, DataError
 
@@ -123,7 +123,7 @@ def test_damaged_array_is_made_again(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"seed": 1}, "was made with seed 0, not 1"),
-        ({"severities": [4]}, r"was made with severities \[5\], not \[4\]"),
+        ({"severities": [4]}, r"was made with severities \(5,\), not \(4,\)"),
         ({"table": "imagenet"}, "was made with table 'cifar', not 'imagenet'"),
         ({"source": make_pictures(3, 20, 24, seed=9)}, "was made with source"),
         ({"labels": np.array([1, 2, 0])}, "labels.npy holds other labels"),
@@ -157,8 +157,8 @@ def test_broken_record_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"labels": np.zeros(4, np.int64)}, r"labels have .*\(4,\); give 2 integers"),
-        ({"labels": np.zeros(2)}, "labels have dtype float64"),
+        ({"labels": np.zeros(4, np.int64)}, r"labels are int64 \(4,\); give 2 integers"),
+        ({"labels": np.zeros(2)}, "labels are float64"),
         ({"source": "missing.npy"}, r"missing\.npy is missing"),
         ({"source": np.zeros((0, 8, 8, 3), np.uint8)}, "no images"),
         ({"source": np.zeros((2, 8, 8), np.uint8)}, r"\(n, h, w, 3\)"),
@@ -319,7 +319,7 @@ def test_unreadable_image_is_named(tmp_path: Path, workers: int) -> None:
 def test_wrong_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no images"):
-        list_tree(tmp_path / "empty")
+        find_images(tmp_path / "empty")
     with pytest.raises(DataError, match="is not a folder"):
         corrupt_folder(tmp_path / "nowhere", tmp_path / "out")
     source = save_images(tmp_path / "in", {"cat/a.png": (20, 20)})
@@ -336,7 +336,7 @@ def test_folders_that_link_to_each_other_are_read_once(tmp_path: Path) -> None:
         for other in range(10):
             if one != other:
                 (tmp_path / "in" / f"class{one}" / f"to{other}").symlink_to(tmp_path / "in" / f"class{other}")
-    assert list_tree(tmp_path / "in") == [f"class{k}/a.png" for k in range(10)]
+    assert find_images(tmp_path / "in") == [tmp_path / "in" / f"class{k}" / "a.png" for k in range(10)]
 
 
 def test_a_strip_is_refused_before_it_is_scaled() -> None:

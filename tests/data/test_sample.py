@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from importlib import resources
 from pathlib import Path
 
@@ -51,16 +50,8 @@ def test_sheets_give_back_every_pixel(tmp_path: Path, count: int, side: int) -> 
     assert (read_indices == indices).all()
 
 
-def test_broken_sheets_are_reported(tmp_path: Path) -> None:
-    labels = np.zeros(4, dtype=np.int64)
-    write_sheets(thumbnails(4), labels, tmp_path, indices=np.arange(4), class_names=("cat",))
-    index = json.loads((tmp_path / "sample.json").read_text())
-    sheet = (tmp_path / "cat.webp").read_bytes()
-    (tmp_path / "cat.webp").write_bytes(sheet[:50])
-    with pytest.raises(DataError, match="cannot be read"):
-        read_sheets(tmp_path)
-    (tmp_path / "cat.webp").write_bytes(sheet)
-    index["sheets"][0]["indices"] = list(range(50))
-    (tmp_path / "sample.json").write_text(json.dumps(index))
-    with pytest.raises(DataError, match="hold 20 images for 50 labels"):
+def test_a_broken_sheet_is_named(tmp_path: Path) -> None:
+    write_sheets(thumbnails(4), np.zeros(4, dtype=np.int64), tmp_path, indices=np.arange(4), class_names=("cat",))
+    (tmp_path / "cat.webp").write_bytes((tmp_path / "cat.webp").read_bytes()[:50])
+    with pytest.raises(DataError, match=r"cat\.webp cannot be read"):
         read_sheets(tmp_path)

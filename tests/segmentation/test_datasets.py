@@ -102,7 +102,7 @@ def test_a_folder_of_ones_own_may_have_splits_and_must_name_its_classes(tmp_path
             file.rename(own / part / ("fog" if i else "rain") / file.name)
     assert available_domains("masks", own) == ("fog", "rain")
     assert len(open_dataset("masks", own, domain="fog")) == 2
-    with pytest.raises(ConfigError, match="masks has no split 'fogg'; did you mean 'fog'"):
+    with pytest.raises(ConfigError, match="masks has no domain 'fogg'; did you mean 'fog'"):
         open_dataset("masks", own, domain="fogg")
     (own / "classes.txt").unlink()
     with pytest.raises(DataError, match=r"has no classes\.txt; write the names of its classes there"):
@@ -111,11 +111,11 @@ def test_a_folder_of_ones_own_may_have_splits_and_must_name_its_classes(tmp_path
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:
     root = make_tree("camvid", tmp_path)
-    with pytest.raises(ConfigError, match="unknown protocol 'nativ'; did you mean 'native'"):
+    with pytest.raises(ConfigError, match="protocol is 'nativ'; did you mean 'native'"):
         open_segmentation("camvid", root, protocol="nativ")
-    with pytest.raises(ConfigError, match="there is no option protokol; did you mean 'protocol'"):
+    with pytest.raises(ConfigError, match="protokol: there is no such option; did you mean 'protocol'"):
         open_segmentation("camvid", root, protokol="native")
-    with pytest.raises(ConfigError, match="scale is 5; give a width and a height"):
+    with pytest.raises(ConfigError, match="scale is 5; give a list"):
         open_segmentation("camvid", root, scale=5)
 
 
@@ -134,8 +134,8 @@ def test_batches_hold_pictures_and_labels(tmp_path: Path) -> None:
 
 def test_colors_of_classes_differ() -> None:
     colors = distinct_colors(255)
-    assert len(set(colors)) == 255
-    assert colors[:3] == ("800000", "008000", "808000")
+    assert len(np.unique(colors, axis=0)) == 255
+    assert colors[:3].tolist() == [[128, 0, 0], [0, 128, 0], [128, 128, 0]]
 
 
 def test_class_names_are_whole() -> None:

@@ -28,11 +28,11 @@ from trust_tta.errors import ConfigError
 from trust_tta.models.checkpoint import Checkpoint
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.training import open_training_data
+from trust_tta.training.data import read_arrays
 from trust_tta.training.loop import learning_rate
 from trust_tta.training.recipe import SegmentationRecipe, segmentation_recipe
 from trust_tta.training.segmentation import (
     class_weights,
-    read_segmentation_arrays,
     scale_and_crop,
     segmentation,
     segmentation_loss,
@@ -191,7 +191,7 @@ def test_a_share_of_a_folder_of_ones_own_is_held_out(tmp_path: Path) -> None:
     assert isinstance(other.held_out, SegmentationDataset)
     assert one.held_out.masks.names == same.held_out.masks.names != other.held_out.masks.names
     assert not {*one.train.masks.names} & {*one.held_out.masks.names}
-    images, masks = read_segmentation_arrays(one.train, Preprocessing(size=16, resize=None, crop=False))
+    images, masks = read_arrays(one.train, Preprocessing(size=16, resize=None, crop=False))
     assert (images.shape, masks.shape) == ((4, 16, 16, 3), (4, 16, 16))
 
 
@@ -202,8 +202,8 @@ def test_pictures_of_several_sizes_want_a_size(tmp_path: Path) -> None:
     Image.new("L", (10, 20)).save(tmp_path / "masks/a0.png")
     (tmp_path / "classes.txt").write_text("".join(f"class {k}\n" for k in range(12)))
     fed = Preprocessing(size=20, resize=None, crop=False, keep_ratio=True)
-    with pytest.raises(ConfigError, match=r"the images of masks have sizes from .* give a size for all"):
-        read_segmentation_arrays(open_segmentation("masks", tmp_path, protocol="native"), fed)
+    with pytest.raises(ConfigError, match=r"the images of masks have several sizes, as .* give a size for all"):
+        read_arrays(open_segmentation("masks", tmp_path, protocol="native"), fed)
 
 
 @pytest.mark.parametrize(

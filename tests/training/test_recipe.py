@@ -25,7 +25,7 @@ def test_every_mistake_is_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         TrainRecipe(epochs=0, lr=-1.0, label_smoothing=1.0, cutmix=0.7, mixup=0.4, warmup_epochs=0, std=(1.0, 0.0, 1.0))
     message = str(caught.value)
-    for words in ("epochs is 0", "lr is -1.0", "label_smoothing is 1.0", "cutmix: 0.7", "std: (1.0, 0.0, 1.0)"):
+    for words in ("epochs is 0", "lr is -1.0", "label_smoothing is 1.0", "cutmix: 0.7", "std.1 is 0.0"):
         assert words in message
     assert "\n" not in message
 
@@ -37,7 +37,7 @@ def test_every_mistake_is_reported_at_once() -> None:
         ({"lr": "fast"}, "lr is 'fast'; give a number"),
         ({"flip": 1}, "flip is 1; give true or false"),
         ({"seed": True}, "seed is True; give an integer"),
-        ({"seed": 2**63}, "seed is 9223372036854775808; give a value < 9223372036854775808"),
+        ({"seed": 2**63}, "seed is 9223372036854775808; give a value <= 9223372036854775807"),
         ({"lr": math.nan}, "lr is nan; give"),
         ({"lr": math.inf}, "lr is inf; give a finite number"),
         ({"mean": (0.5, 0.5)}, "mean.2 is missing"),

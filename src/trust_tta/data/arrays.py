@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import pickle
-import stat
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +15,7 @@ from trust_tta.config_io import read_json
 from trust_tta.data.class_matching import numeric_class_names
 from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, array_dataset
-from trust_tta.data.images import check_pixels
+from trust_tta.data.images import check_labels, check_pixels
 from trust_tta.data.registry import DatasetSpec
 from trust_tta.errors import DataError, reason_of
 
@@ -35,25 +33,16 @@ LabeledImages: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images (n, 32, 32, 3) and their labels (n,)."""
 
 MAX_BATCH_BYTES = 1 << 28  # CIFAR-100's training set has 155 MB
-_NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
 def open_array(path: Path) -> NDArray[Any]:
     """Memory-map a `.npy` file; a broken or missing one is named."""
+    if not os.path.exists(path):
+        raise DataError(f"{path} is missing; put it there or download the data set again")
+    if not os.path.isfile(path):  # a pipe would block
+        raise DataError(f"{path} is not a file; give a .npy file")
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise DataError(f"{path} is not a file; give a .npy file")
-        with path.open("rb") as file:
-            start = file.read(len(_NPY))
-        if start.startswith(_ZIP):  # never unpacked: a small archive may hold more than the memory
-            raise DataError(f"{path} is an archive of arrays; give a .npy file with one array")
-        if start != _NPY:
-            raise DataError(f"{path} is not a whole .npy file: it does not begin like one; make or download it again")
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing; put it there or download the data set again") from error
-    except DataError:
-        raise
+        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # a broken header raises many types
         raise DataError(f"{path} is not a whole .npy file: {reason_of(error)}; make or download it again") from error
     return array
@@ -66,10 +55,7 @@ def open_images(path: Path) -> NDArray[np.uint8]:
 
 def open_labels(path: Path) -> NDArray[np.int64]:
     """Read an array of labels (n,), of any integer type."""
-    array = open_array(path)
-    if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise DataError(f"{path} is {array.dtype} {array.shape}; labels must be integers (n,)")
-    return array.astype(np.int64)
+    return check_labels(open_array(path), f"{path} is")
 
 
 def severities_of(path: Path, images: int, labels: NDArray[np.int64], *, one: int = 0) -> tuple[int, ...]:
@@ -83,15 +69,12 @@ def severities_of(path: Path, images: int, labels: NDArray[np.int64], *, one: in
     size, rest = divmod(images, len(severities))
     if size and not rest and len(labels) in (size, images) and (recorded or images != one):
         blocks = labels.reshape(-1, size)
-        differing = np.flatnonzero((blocks != blocks[0]).any(axis=0))
-        if not len(differing):
+        differing = (blocks != blocks[0]).any(axis=0).mean()
+        if not differing:
             return severities
-        if recorded or images == len(severities) * one or len(differing) < size / 2:
-            place = int(differing[0])
-            block = int(np.flatnonzero(blocks[:, place] != blocks[0, place])[0])
+        if recorded or images == len(severities) * one or differing < 0.5:
             raise DataError(
-                f"{path.parent / LABELS} is not {len(blocks)} equal blocks, one for each severity: label {place} is "
-                f"{blocks[0, place]} in the first and {blocks[block, place]} in block {block + 1}; download it again"
+                f"{path.parent / LABELS} is not {len(blocks)} equal blocks, one for each severity; download it again"
             )
     if recorded or len(labels) != images:
         raise DataError(
@@ -137,7 +120,7 @@ def open_cifar(spec: DatasetSpec, folder: Path, domain: str) -> Dataset:
         if missing:
             raise DataError(f"{folder} lacks {arrays[0].name} and the official {', '.join(missing)}; download it again")
         images, labels = join_labeled(
-            [read_batch(io.BytesIO((folder / name).read_bytes()), name=str(folder / name)) for name in names]
+            [read_batch((folder / name).read_bytes(), name=str(folder / name)) for name in names]
         )
     if len(images) != len(labels):
         raise DataError(f"{folder} has {len(images)} {domain} images but {len(labels)} labels; download it again")
@@ -149,14 +132,13 @@ def join_labeled(batches: list[LabeledImages]) -> LabeledImages:
     return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
 
 
-def read_batch(file: IO[bytes], *, name: str) -> LabeledImages:
+def read_batch(file: bytes, *, name: str) -> LabeledImages:
     """One official Python batch of CIFAR-10 or CIFAR-100 (fine labels)."""
     try:
-        if file.seek(0, os.SEEK_END) > MAX_BATCH_BYTES:
+        if len(file) > MAX_BATCH_BYTES:
             raise pickle.UnpicklingError(f"it is larger than {MAX_BATCH_BYTES} bytes")
-        file.seek(0)
-        content = _BatchUnpickler(file, encoding="bytes").load()
-        pixels = content[b"data"].array.reshape(-1, 3, 32, 32)
+        content = _BatchUnpickler(io.BytesIO(file), encoding="bytes").load()
+        pixels = content[b"data"].pixels().reshape(-1, 3, 32, 32)
         labels = content[b"labels"] if b"labels" in content else content[b"fine_labels"]
         if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 100 for label in labels):
             raise pickle.UnpicklingError("its labels are not a list of integers from 0 to 99")
@@ -167,58 +149,29 @@ def read_batch(file: IO[bytes], *, name: str) -> LabeledImages:
     return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), np.array(labels, dtype=np.int64)
 
 
-class _BatchUnpickler(pickle.Unpickler):
-    """Unpickles plain containers and byte arrays only; numpy names map to stand-ins that check their state."""
+class _BatchUnpickler(pickle._Unpickler):  # the one in C makes room for as many objects as a file claims
+    """Unpickles plain containers and arrays as `_Stored`; nothing in the file is called."""
 
     def find_class(self, module: str, name: str) -> Any:
-        found = _STAND_INS.get((module, name))
-        if found is None:
-            raise pickle.UnpicklingError(f"the file asks for {module}.{name}, which no CIFAR batch holds")
-        return found
+        if (module, name) == ("_codecs", "encode"):  # by which old protocols write bytes
+            return lambda text, encoding="latin1": text.encode("latin1")
+        if module.partition(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"):
+            return _Stored
+        raise pickle.UnpicklingError(f"the file asks for {module}.{name}, which no CIFAR batch holds")
 
 
-class _ByteType:
-    """Stands in for `numpy.dtype("u1")`, the only one that batches have."""
+class _Stored:
+    """The arguments and the state of a NumPy array or type, as they are in the file."""
 
-    def __init__(self, code: object, *_: object) -> None:
-        if code not in ("u1", b"u1"):
-            raise pickle.UnpicklingError(f"the file has an array of {code!r}; CIFAR batches are bytes")
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
 
-    def __setstate__(self, state: object) -> None:
-        pass  # byte order and alignment, which bytes do not have
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
-
-class _ByteArray:
-    """Stands in for `numpy.ndarray`: an array of bytes whose shape fits its content."""
-
-    array: NDArray[np.uint8]
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, kind, fortran, content = state
-        sizes = [size for size in shape if type(size) is int and size >= 0]
-        if not isinstance(kind, _ByteType) or not isinstance(content, bytes) or len(sizes) != len(shape):
-            raise pickle.UnpicklingError("the file has an array that is not of bytes")
-        if math.prod(sizes) != len(content):
-            raise pickle.UnpicklingError(f"the file has an array of {len(content)} bytes for the shape {tuple(sizes)}")
-        self.array = np.frombuffer(content, dtype=np.uint8).reshape(sizes, order="F" if fortran else "C")
-
-
-def _rebuild_array(*_: object) -> _ByteArray:
-    """Stands in for `_reconstruct`, which makes an empty array for its state to fill."""
-    return _ByteArray()
-
-
-def _encode(text: object, encoding: object = "latin1") -> bytes:
-    """Stands in for `_codecs.encode`, by which old protocols write bytes."""
-    if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
-        raise pickle.UnpicklingError(f"the file encodes text as {encoding!r}")
-    return text.encode("latin1")
-
-
-_STAND_INS = {
-    ("numpy.core.multiarray", "_reconstruct"): _rebuild_array,
-    ("numpy._core.multiarray", "_reconstruct"): _rebuild_array,
-    ("numpy", "ndarray"): _ByteArray,
-    ("numpy", "dtype"): _ByteType,
-    ("_codecs", "encode"): _encode,
-}
+    def pixels(self) -> NDArray[np.uint8]:
+        """The array, which must be of bytes."""
+        _, shape, kind, fortran, content = self.state
+        if kind.arguments[0] not in ("u1", b"u1"):
+            raise pickle.UnpicklingError(f"the file has an array of {kind.arguments[0]!r}; CIFAR batches are bytes")
+        return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if fortran else "C")

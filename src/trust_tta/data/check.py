@@ -17,8 +17,9 @@ from trust_tta.data.class_matching import are_numeric, fold_name, imagenet_r_lab
 from trust_tta.data.dataset import ArrayImages, Dataset, FileImages
 from trust_tta.data.fetch import CIFAR10_PINS
 from trust_tta.data.file_io import hash_array
-from trust_tta.data.images import check_image
-from trust_tta.data.loading import available_domains, domain_folder, find_dataset, open_dataset, subfolders
+from trust_tta.data.images import check_image, subfolders
+from trust_tta.data.loading import available_domains, domain_folder, find_dataset, open_dataset
+from trust_tta.data.parallel import map_in_order
 from trust_tta.data.registry import DATASETS, DatasetSpec, find_spec
 from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.errors import DataError, TrustError, reason_of
@@ -28,13 +29,11 @@ Status: TypeAlias = Literal["ok", "warning", "error"]
 Note: TypeAlias = tuple[Status, str]
 
 _UNNAMED = ("cifar10", "array-c", "folder-c", "masks", "folder")  # what a folder of another name is tried as, in turn
-_THREADS = 4
-_CHUNK = 256
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One statement about a file, a folder or a domain in it; `dataset` is empty where it belongs to none."""
+    """A finding about a file, a folder or a domain in it; `dataset` is empty where it belongs to none."""
 
     status: Status
     dataset: str
@@ -126,7 +125,7 @@ def check_dataset(
 def find_present(root: Path) -> list[tuple[DatasetSpec, Path]]:
     """The data sets under `root` by the names of their folders; without any, what `root` itself holds."""
     folders = {fold_name(folder.name) for folder in (root.resolve(), *subfolders(root))}
-    named = [spec for spec in DATASETS if not folders.isdisjoint(map(fold_name, spec.folders))]
+    named = [spec for spec in DATASETS if folders & spec.folder_names]
     found = [(spec, folder) for spec in named if (folder := find_dataset(spec, root)) is not None]
     own = ((spec, folder) for spec in map(find_spec, _UNNAMED) if (folder := find_dataset(spec, root)) is not None)
     return found or [*islice(own, 1)]
@@ -171,11 +170,11 @@ def _check_images(dataset: Dataset, part: str, *, thorough: bool, progress: Prog
         indices = [] if isinstance(dataset.images, ArrayImages) else [0, len(dataset) - 1]
     inspect = partial(_image_problem, dataset, thorough=thorough or not in_files)
     progress.start(len(indices), f"checking {dataset.name}/{part}")
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="check") as executor:
-        for start in range(0, len(indices), _CHUNK):
-            chunk = indices[start : start + _CHUNK]
-            yield from (problem for problem in executor.map(inspect, chunk) if problem is not None)
-            progress.advance(len(chunk))
+    with ThreadPoolExecutor(4, thread_name_prefix="check") as executor:
+        for problem in map_in_order(executor, inspect, indices):
+            progress.advance()
+            if problem is not None:
+                yield problem
     progress.finish()
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,21 +16,15 @@ from PIL import Image
 
 from trust_tta.config_io import read_json
 from trust_tta.data.arrays import LABELS, RECORD_NAME, open_array
-from trust_tta.data.corruptions.apply import (
-    check_request,
-    check_workers,
-    make_tasks,
-    map_in_order,
-    run_task,
-    worker_pool,
-)
+from trust_tta.data.corruptions.apply import check_request, make_tasks, run_task
 from trust_tta.data.corruptions.table import CORRUPTIONS, choose_table
 from trust_tta.data.dataset import FileImages
 from trust_tta.data.file_io import hash_array, write_npy, writing
-from trust_tta.data.images import SUFFIXES, check_pixels, check_size, list_images, read_image
-from trust_tta.data.loading import subfolders
+from trust_tta.data.images import check_labels, check_pixels, check_size, find_images, read_image
+from trust_tta.data.parallel import check_workers, map_in_order, worker_pool
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.progress import SILENT, Progress
+from trust_tta.schema import Schema, parse
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -64,7 +56,9 @@ def corrupt_array(
     severities = _check_options(corruptions, severities, seed, workers)
     table = choose_table(table, height=images.shape[1], width=images.shape[2])
     paths = {corruption: Path(out_dir) / f"{corruption}.npy" for corruption in corruptions}
-    record = CorruptionRecord(hash_array(images), len(images), int(seed), table, None, severities)
+    record = CorruptionRecord(
+        source=hash_array(images), images=len(images), seed=int(seed), table=table, size=None, severities=severities
+    )
     claim_folder(Path(out_dir), record, list(paths.values()))
     if labels is not None:
         _write_labels(Path(out_dir) / LABELS, labels, count=len(images), severities=severities)
@@ -109,12 +103,15 @@ def corrupt_folder(
         raise ConfigError(f"size {size} is not possible; give a side in pixels >= 1, or None to keep images whole")
     if table is not None:
         choose_table(table, height=1, width=1)
-    names = list_tree(root)
+    names = [file.relative_to(root).as_posix() for file in find_images(root)]
+    taken = set(names)
+    if twice := next((name for name in names if output_name(name) != name and output_name(name) in taken), None):
+        raise DataError(f"{root} holds {twice}, to be written as {output_name(twice)}, which is there too; rename one")
     if out.resolve().is_relative_to(root.resolve()):
         raise ConfigError(f"the output {out} lies inside the input {root}; give a folder outside it")
     folders = [out / corruption / str(severity) for corruption in corruptions for severity in severities]
     listing = FileImages(root, tuple(names)).digest()
-    record = CorruptionRecord(listing, len(names), int(seed), table, size, ())
+    record = CorruptionRecord(source=listing, images=len(names), seed=int(seed), table=table, size=size, severities=())
     claim_folder(out, record, folders)
     progress.start(len(names) * len(folders), "corrupting images")
     tasks = ((corruption, index, name) for corruption in corruptions for index, name in enumerate(names))
@@ -125,8 +122,7 @@ def corrupt_folder(
     return folders
 
 
-@dataclass(frozen=True)
-class CorruptionRecord:
+class CorruptionRecord(Schema):
     """Everything that determines the bytes of the files next to it."""
 
     source: str  # sha256 of the pixels, or of the names and sizes of the images
@@ -143,15 +139,13 @@ def claim_folder(folder: Path, record: CorruptionRecord, outputs: Sequence[Path]
     path = folder / RECORD_NAME
     if path.exists():
         try:
-            found = read_json(path, error=DataError)
-        except DataError as error:
+            found = parse(CorruptionRecord, read_json(path), where=f"'{path}'")
+        except ConfigError as error:
             raise DataError(f"{error}; delete {path.name} with the files beside it") from error
-        if not isinstance(found, dict):
-            raise DataError(f"{path} is not a record of corrupted data; delete it with the files beside it")
-        for name, value in json.loads(json.dumps(asdict(record))).items():
-            if found.get(name) != value:
+        for name, value in record:
+            if getattr(found, name) != value:
                 raise DataError(
-                    f"{path.parent} was made with {name} {found.get(name)!r}, not {value!r}; "
+                    f"{path.parent} was made with {name} {getattr(found, name)!r}, not {value!r}; "
                     "give another output folder or the same input and options"
                 )
         return
@@ -159,43 +153,12 @@ def claim_folder(folder: Path, record: CorruptionRecord, outputs: Sequence[Path]
     if foreign is not None:
         raise DataError(f"{foreign} is there without a {RECORD_NAME} that says how it was made; give another output")
     with writing(path) as file:
-        file.write((json.dumps(asdict(record), indent=1) + "\n").encode())
-
-
-def list_tree(root: Path) -> list[str]:
-    """The images below `root` as sorted relative names with forward slashes; hidden ones are left out."""
-    if not root.is_dir():
-        raise DataError(f"{root} is not a folder; give a folder of class folders with images, or a .npy file")
-    names = sorted(
-        (folder / name).relative_to(root).as_posix() for folder in _folders(root) for name in list_images(folder)
-    )
-    if not names:
-        raise DataError(f"{root} holds no images; images end in {' '.join(SUFFIXES)}")
-    taken = set(names)
-    if twice := next((name for name in names if output_name(name) != name and output_name(name) in taken), None):
-        raise DataError(f"{root} holds {twice}, to be written as {output_name(twice)}, which is there too; rename one")
-    return names
+        file.write((json.dumps(record.model_dump(), indent=1) + "\n").encode())
 
 
 def output_name(name: str) -> str:
     """The name of a corrupted image: unchanged, except that a GIF, which has only 256 colors, becomes a PNG."""
     return f"{name}.png" if name.lower().endswith(".gif") else name
-
-
-def _folders(root: Path) -> Iterator[Path]:
-    """`root` and the folders below it, each once even if several links lead to it; folders before links to them."""
-    seen: set[Path] = set()
-    waiting = deque([root])
-    while waiting:
-        folder = waiting.popleft()
-        place = folder.resolve()
-        if place in seen:
-            continue
-        seen.add(place)
-        yield folder
-        children = subfolders(folder)
-        waiting.extendleft(child for child in reversed(children) if not child.is_symlink())
-        waiting.extend(child for child in children if child.is_symlink())
 
 
 def _check_options(corruptions: Sequence[str], severities: Sequence[int], seed: int, workers: int) -> tuple[int, ...]:
@@ -213,9 +176,7 @@ def _check_options(corruptions: Sequence[str], severities: Sequence[int], seed: 
 
 def _write_labels(path: Path, labels: PathLike | NDArray[Any], *, count: int, severities: tuple[int, ...]) -> None:
     values = labels if isinstance(labels, np.ndarray) else open_array(Path(labels))
-    if values.shape != (count,) or values.dtype.kind not in "iu":
-        raise DataError(f"labels have dtype {values.dtype} and shape {values.shape}; give {count} integers")
-    repeated = np.tile(values.astype(np.int64), len(severities))
+    repeated = np.tile(check_labels(values, "labels are", count=count), len(severities))
     if not path.exists():
         write_npy(path, repeated)
     elif not np.array_equal(open_array(path), repeated):

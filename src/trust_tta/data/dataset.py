@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trust_tta.data.class_matching import are_numeric, match_classes
 from trust_tta.data.file_io import hash_array, hash_file_sizes, hash_strings
-from trust_tta.data.images import check_pixels, read_image
+from trust_tta.data.images import check_labels, check_pixels, read_image
 from trust_tta.errors import DataError
 
 _PROBES = 64  # images that stand for all of a sequence
@@ -187,14 +187,8 @@ def array_dataset(
 
 def python_dataset(content: Any, indices: NDArray[np.int64], *, name: str, domain: str) -> Dataset:
     """The images at `indices` of an object with `images`, `labels` and `class_names`."""
-    labels = np.asarray(content.labels)
-    if labels.dtype.kind not in "iu" or labels.ndim != 1 or len(labels) != len(content.images):
-        raise DataError(
-            f"{name} has {len(content.images)} images and labels {labels.dtype} {labels.shape}; "
-            "give one integer for each image"
-        )
-    names = tuple(str(label) for label in content.class_names)
-    chosen = labels[indices].astype(np.int64)
+    labels = check_labels(np.asarray(content.labels), f"the labels of {name} are", count=len(content.images))
+    names, chosen = tuple(str(label) for label in content.class_names), labels[indices]
     if isinstance(content.images, np.ndarray):
         return array_dataset(content.images[indices], chosen, names, name=name, domain=domain)
     return Dataset(name, domain, PythonImages(content.images, indices), chosen, names)

@@ -68,29 +68,7 @@ def _record_path(path: Path) -> Path:
 
 def _retrieve(url: str, target: Path, known_hash: str | None, progress: Progress) -> None:
     import pooch
-    from requests.exceptions import HTTPError, RequestException
-
-    http = pooch.HTTPDownloader(
-        progressbar=_ProgressBar(progress, f"downloading {target.name}"),
-        timeout=TIMEOUT_S,
-        headers={"User-Agent": "trust-tta", "Accept-Encoding": "identity"},
-    )
-
-    def get(url: str, output: str, _: object) -> None:
-        try:
-            http(url, output, None)
-        except HTTPError as error:
-            error.response.close()
-            if error.response.status_code in _RETRIED_STATUS:
-                raise
-            raise DownloadError(
-                f"{url} cannot be downloaded: HTTP {error.response.status_code}; check the address"
-            ) from error
-        with open(output, "rb") as file:
-            if _HTML.match(file.read(1000)):
-                raise DownloadError(
-                    f"{url} gives a web page instead of the file; does it need a login? download it in a browser"
-                )
+    from requests.exceptions import RequestException
 
     pooch.get_logger().setLevel("WARNING")
     files = pooch.create(
@@ -101,7 +79,7 @@ def _retrieve(url: str, target: Path, known_hash: str | None, progress: Progress
         retry_if_failed=MAX_RETRIES,
     )
     try:
-        files.fetch(target.name, downloader=get)
+        files.fetch(target.name, downloader=lambda url, output, _: _get(url, output, target.name, progress))
         target.chmod(0o644)  # pooch's temporary files are private to the user
     except RequestException as error:
         raise DownloadError(
@@ -117,28 +95,20 @@ def _retrieve(url: str, target: Path, known_hash: str | None, progress: Progress
         progress.finish()
 
 
-class _ProgressBar:
-    """Our progress in the interface of tqdm, which pooch calls."""
+def _get(url: str, output: str, name: str, progress: Progress) -> None:
+    """Write the content of `url` to the file `output`; errors worth a retry are those of requests."""
+    import requests
 
-    def __init__(self, progress: Progress, title: str) -> None:
-        self.progress, self.title = progress, title
-
-    @property
-    def total(self) -> int:
-        return self._total
-
-    @total.setter
-    def total(self, total: int) -> None:
-        self._total, self._done = total, 0
-        self.progress.start(total or None, self.title)
-
-    def update(self, n: int) -> None:
-        step = min(n, self._total - self._done)  # pooch counts whole chunks
-        self._done += step
-        self.progress.advance(step)
-
-    def reset(self) -> None:
-        """Does nothing: `update` never counts more than the total."""
-
-    def close(self) -> None:
-        """Does nothing: `_retrieve` finishes the progress."""
+    headers = {"User-Agent": "trust-tta", "Accept-Encoding": "identity"}
+    with requests.get(url, headers=headers, timeout=TIMEOUT_S, stream=True) as answer, open(output, "wb") as file:
+        if answer.status_code >= 400 and answer.status_code not in _RETRIED_STATUS:
+            raise DownloadError(f"{url} cannot be downloaded: HTTP {answer.status_code}; check the address")
+        answer.raise_for_status()
+        progress.start(int(answer.headers.get("content-length", 0)) or None, f"downloading {name}")
+        for number, chunk in enumerate(answer.iter_content(1 << 16)):
+            if number == 0 and _HTML.match(chunk):
+                raise DownloadError(
+                    f"{url} gives a web page instead of the file; does it need a login? download it in a browser"
+                )
+            file.write(chunk)
+            progress.advance(len(chunk))

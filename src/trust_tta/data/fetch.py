@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import subprocess
 import tarfile
@@ -146,7 +145,7 @@ def read_archive(path: Path) -> tuple[LabeledImages, LabeledImages]:
         return (np.concatenate(train), train_labels), (test, test_labels)
     if missing := [name for name in names if name not in found]:
         raise DataError(f"the archive {path.name} lacks {', '.join(missing)}; download it again")
-    *train_batches, test_batch = (read_batch(io.BytesIO(found[name]), name=f"{path.name}:{name}") for name in names)
+    *train_batches, test_batch = (read_batch(found[name], name=f"{path.name}:{name}") for name in names)
     return join_labeled(train_batches), test_batch
 
 

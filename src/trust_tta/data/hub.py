@@ -87,8 +87,8 @@ def _labels(rows: Any, column: str) -> tuple[NDArray[np.int64], tuple[str, ...]]
         return np.asarray(values, np.int64), tuple(str(number) for number in range(count))
     if not all(isinstance(value, str) for value in values):
         raise DataError(f"the column '{column}' holds {show(values[0])}; give integers, names or class labels")
-    names = sorted(set(values))
-    return np.asarray([names.index(value) for value in values], np.int64), tuple(names)
+    names, labels = np.unique(values, return_inverse=True)
+    return labels.astype(np.int64), tuple(names.tolist())
 
 
 def _column(rows: Any, column: str) -> tuple[list[Any], list[str] | None]:

@@ -35,12 +35,29 @@ def list_images(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if is_image(entry.name))
 
 
-def find_images(folder: Path) -> list[Path]:
-    """The image files anywhere below `folder`, by path."""
-    files = sorted(file for file in folder.rglob("*") if is_image(file.name) and file.is_file())
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in `folder` by name, without hidden ones and `__MACOSX`."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".") and e.name != "__MACOSX"]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(names)]
+
+
+def find_images(root: Path) -> list[Path]:
+    """The image files below `root`, sorted by path; a folder that several links lead to is read once."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder; give a folder with images")
+    files, waiting, seen = list[Path](), [root], set[Path]()
+    for folder in waiting:  # grows; breadth first, so that a folder is read under its own name and not by a link to it
+        if (place := folder.resolve()) not in seen:
+            seen.add(place)
+            files += [folder / name for name in list_images(folder)]
+            waiting += subfolders(folder)
     if not files:
-        raise DataError(f"there are no images in '{folder}'; give a folder of JPEG, PNG or WebP files")
-    return files
+        raise DataError(f"{root} holds no images; images end in {' '.join(SUFFIXES)}")
+    return sorted(files, key=Path.as_posix)
 
 
 def read_image(file: ImageFile, *, name: str | None = None) -> NDArray[np.uint8]:
@@ -93,3 +110,11 @@ def check_pixels(array: Any, what: str) -> NDArray[np.uint8]:
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3 or 0 in array.shape[1:3]:
         raise DataError(f"{what} {array.dtype} {array.shape}; images must be uint8 (n, h, w, 3), values 0 to 255")
     return array
+
+
+def check_labels(labels: NDArray[Any], what: str, *, count: int | None = None) -> NDArray[np.int64]:
+    """The labels (n,) as int64, if they are integers, one for each of `count` images; `what` begins the message."""
+    if labels.dtype.kind not in "iu" or labels.ndim != 1 or count not in (None, len(labels)):
+        wanted = "integers (n,)" if count is None else f"{count} integers, one per image"
+        raise DataError(f"{what} {labels.dtype} {labels.shape}; give {wanted}")
+    return labels.astype(np.int64)

@@ -17,7 +17,7 @@ from trust_tta.data.class_matching import fold_name, imagenet_r_labels, spelling
 from trust_tta.data.class_names import imagenet_classes, label_of_wnid
 from trust_tta.data.corruptions.table import SEVERITIES
 from trust_tta.data.dataset import Dataset, FileImages, python_dataset
-from trust_tta.data.images import is_image, list_images
+from trust_tta.data.images import is_image, list_images, subfolders
 from trust_tta.data.registry import DATASETS, GROUP, DatasetSpec, DomainSpec, find_domain, find_spec
 from trust_tta.data.segmentation import list_splits, open_segmentation
 from trust_tta.errors import ConfigError, DataError
@@ -103,7 +103,7 @@ def available_domains(
 
 def open_folder(spec: DatasetSpec, folder: Path, domain: str, *, severity: int | None = None) -> Dataset:
     """One domain from its class folders."""
-    labels_of, class_names = class_map(spec, folder, siblings=_siblings(spec, folder, domain))
+    labels_of, class_names = class_map(spec, folder, domain)
     names: list[str] = []
     labels: list[int] = []
     for class_folder, label in sorted(labels_of.items(), key=lambda item: (item[1], item[0])):
@@ -123,19 +123,14 @@ def open_folder(spec: DatasetSpec, folder: Path, domain: str, *, severity: int |
     )
 
 
-def class_map(
-    spec: DatasetSpec, folder: Path, *, siblings: tuple[Path, ...] = ()
-) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The label of each class folder, and the names of all classes: those of the data set, or of all its domains.
-
-    `siblings` are the folders of the other domains; a class that only they have keeps its label free here.
-    """
+def class_map(spec: DatasetSpec, folder: Path, domain: str) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The label of each class folder, and the names of all classes: of the data set, or of all its domains."""
     found = [child.name for child in subfolders(folder)]
     if not found:
         raise DataError(f"{folder} has no class folders; sort the images into one folder for each class")
     if spec.class_folders == "sorted":
-        ordered = _all_classes(folder, found, siblings)
-        return {name: label for label, name in enumerate(ordered) if name in found}, ordered
+        names = _all_classes(spec, folder, domain, found)
+        return {name: label for label, name in enumerate(names) if name in found}, names
     labels = {name: class_label(spec, name) for name in found}
     if unknown := [name for name, label in labels.items() if label is None]:
         allowed = ", ".join(spec.class_names)
@@ -146,40 +141,25 @@ def class_map(
     return {name: label for name, label in labels.items() if label is not None}, spec.class_names
 
 
-def _all_classes(folder: Path, found: list[str], siblings: tuple[Path, ...]) -> tuple[str, ...]:
+def _all_classes(spec: DatasetSpec, folder: Path, domain: str, found: list[str]) -> tuple[str, ...]:
     """The classes of all domains in order; two spellings of one class are refused."""
+    siblings: list[Path] = []
+    if domain != ONLY_DOMAIN and spec.layout == "domains":
+        siblings = list(generic_domains(folder.parent).values())
+    elif domain != ONLY_DOMAIN:  # <corruption>/<severity>/<class>
+        levels = (level for corruption in subfolders(folder.parent.parent) for level in subfolders(corruption))
+        siblings = [level for level in levels if level.name.isdecimal()]
     names = set(found)
     for sibling in siblings:
         others = [child.name for child in subfolders(sibling)]
-        if misses := spelling_variants(sorted(found), others):
+        if misses := spelling_variants(found, others):
             ours, theirs = misses[0]
             raise DataError(
                 f"the class '{ours}' of {folder} is spelled '{theirs}' in {sibling}; rename one of them "
-                f"({folder.name} has {', '.join(sorted(found))}; {sibling.name} has {', '.join(sorted(others))})"
+                f"({folder.name} has {', '.join(found)}; {sibling.name} has {', '.join(others)})"
             )
         names.update(others)
     return tuple(sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names))
-
-
-def _siblings(spec: DatasetSpec, folder: Path, domain: str) -> tuple[Path, ...]:
-    """The folders of the other domains, where the classes are the union over domains."""
-    if spec.class_folders != "sorted" or domain == ONLY_DOMAIN:
-        return ()
-    if spec.layout == "domains":
-        return tuple(place for place in generic_domains(folder.parent).values() if place != folder)
-    corruptions = subfolders(folder.parent.parent)  # <corruption>/<severity>/<class>
-    levels = [level for corruption in corruptions for level in subfolders(corruption) if level.name.isdecimal()]
-    return tuple(level for level in levels if level != folder)
-
-
-def subfolders(folder: Path) -> list[Path]:
-    """The folders in `folder` by name, without hidden ones and `__MACOSX`."""
-    try:
-        with os.scandir(folder) as entries:
-            names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".") and e.name != "__MACOSX"]
-    except OSError:
-        return []
-    return [folder / name for name in sorted(names)]
 
 
 def class_label(spec: DatasetSpec, name: str) -> int | None:
@@ -209,13 +189,20 @@ def find_dataset(spec: DatasetSpec, root: Path) -> Path | None:
     """The folder under `root`, or `root` itself, that holds the content of the data set."""
     if not spec.folders:
         return root if _holds(spec, root) else None
-    own = {fold_name(name) for name in spec.folders}
-    candidates = [child for child in subfolders(root) if fold_name(child.name) in own]
-    others = {fold_name(name) for other in DATASETS if other is not spec for name in other.folders}
-    if fold_name(root.resolve().name) not in others - own:
+    candidates = [child for child in subfolders(root) if fold_name(child.name) in spec.folder_names]
+    others = set[str]().union(*(other.folder_names for other in DATASETS if other is not spec))
+    if fold_name(root.resolve().name) not in others - spec.folder_names:
         candidates.append(root)
-    found = (_descend(spec, candidate) for candidate in candidates)
-    return next((folder for folder in found if folder is not None), None)
+    nested = {fold_name(name) for name in spec.nested}
+    seen: set[Path] = set()
+    while candidates:  # depth first, through known nestings only
+        candidate = candidates.pop(0)
+        if _holds(spec, candidate):
+            return candidate
+        if (place := candidate.resolve()) not in seen:  # folders may link to each other
+            seen.add(place)
+            candidates[:0] = [child for child in subfolders(candidate) if fold_name(child.name) in nested]
+    return None
 
 
 def locate(spec: DatasetSpec, root: Path) -> Path:
@@ -231,17 +218,16 @@ def locate(spec: DatasetSpec, root: Path) -> Path:
 
 def domain_folder(spec: DatasetSpec, folder: Path, domain: DomainSpec) -> Path | None:
     """Folder that holds the domain's class folders or severities."""
-    names = _names(domain)
     children = subfolders(folder)
     if spec.layout == "folder-c":
         children += [inner for child in children if child.name.lower() in _GROUPS for inner in subfolders(child)]
     for child in children:
-        if fold_name(child.name) in names:
+        if domain.is_named(child.name):
             return child
     if spec.layout != "domains" or spec.class_folders == "named" or not _has_classes(spec, folder):
         return None
     # The folder is a domain itself: the one of its name, or the first.
-    named = [other for other in spec.domains if fold_name(folder.name) in _names(other)]
+    named = [other for other in spec.domains if other.is_named(folder.name)]
     return folder if domain == (named or spec.domains)[0] else None
 
 
@@ -260,26 +246,6 @@ def has_images(folder: Path) -> bool:
             return any(is_image(entry.name) for entry in entries)
     except OSError:
         return False
-
-
-def _names(domain: DomainSpec) -> set[str]:
-    return {fold_name(name) for name in (domain.name, *domain.folders)}
-
-
-def _descend(spec: DatasetSpec, folder: Path) -> Path | None:
-    """`folder`, or the first folder within that holds the content, going through known nestings only."""
-    nested = {fold_name(name) for name in spec.nested}
-    waiting = [folder]
-    seen: set[Path] = set()
-    while waiting:
-        candidate = waiting.pop(0)
-        if _holds(spec, candidate):
-            return candidate
-        inner = [child for child in subfolders(candidate) if fold_name(child.name) in nested]
-        fresh = {place: child for child in inner if (place := child.resolve()) not in seen}
-        seen |= fresh.keys()  # folders may link to each other
-        waiting = [*fresh.values(), *waiting]
-    return None
 
 
 def _holds(spec: DatasetSpec, folder: Path) -> bool:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from trust_tta.data.images import ImageFile, open_checked
 from trust_tta.data.segmentation_metrics import IGNORED
-from trust_tta.errors import ConfigError, DataError
-from trust_tta.schema import did_you_mean
+from trust_tta.errors import DataError
 
 Mask: TypeAlias = NDArray[np.uint8]
 
@@ -120,13 +119,3 @@ class ResizeProtocol:
 
     def resize_mask(self, mask: Mask) -> Mask:
         return mask if self.name == "native" else resize_mask(mask, *self.size_of(*mask.shape))
-
-
-PROTOCOLS = ("squash", "native")
-
-
-def find_protocol(name: str, *, native: tuple[int, int], squash: tuple[int, int] = (224, 224)) -> ResizeProtocol:
-    """The protocol called `name`, with the scale that a data set has for it."""
-    if name not in PROTOCOLS:
-        raise ConfigError(f"unknown protocol {name!r}; {did_you_mean(name, PROTOCOLS)}")
-    return ResizeProtocol("native", native) if name == "native" else ResizeProtocol("squash", squash)

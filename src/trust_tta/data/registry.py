@@ -47,6 +47,10 @@ class DomainSpec(Schema):
     folders: tuple[str, ...] = ()
     target: bool = True  # evaluated by the benchmark; training sets and held-out corruptions are not
 
+    def is_named(self, name: str) -> bool:
+        """Whether `name` is a spelling of its name or of its folder's."""
+        return fold_name(name) in {fold_name(known) for known in (self.name, *self.folders)}
+
 
 class SegmentationSpec(Schema):
     """Paths of the images and masks of a split, the meaning of stored labels, and the scales.
@@ -98,6 +102,11 @@ class DatasetSpec(Schema):
         return self.files or _WANTED[self.layout]
 
     @property
+    def folder_names(self) -> set[str]:
+        """The names of its folder, folded."""
+        return {fold_name(name) for name in self.folders}
+
+    @property
     def has_severities(self) -> bool:
         return self.layout in ("array-c", "folder-c")
 
@@ -123,7 +132,7 @@ def find_domain(spec: DatasetSpec, name: str | None) -> DomainSpec:
     if name is None and len(targets) == 1:
         return targets[0]
     for domain in spec.domains:
-        if name is not None and fold_name(name) in {fold_name(known) for known in (domain.name, *domain.folders)}:
+        if name is not None and domain.is_named(name):
             return domain
     if name is None:
         raise ConfigError(f"{spec.name} has several domains; choose one of {', '.join(d.name for d in spec.domains)}")

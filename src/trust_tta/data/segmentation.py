@@ -9,20 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.config_io import read_text
+from trust_tta.config_io import read_class_names, read_text
 from trust_tta.data.dataset import Dataset, FileImages
 from trust_tta.data.file_io import hash_array, hash_strings
 from trust_tta.data.images import list_images
-from trust_tta.data.masks import Mask, ResizeProtocol, find_protocol, lookup_table, read_mask
-from trust_tta.data.registry import DatasetSpec, DomainSpec, SegmentationSpec
+from trust_tta.data.masks import Mask, ResizeProtocol, lookup_table, read_mask
+from trust_tta.data.registry import DatasetSpec, DomainSpec, SegmentationSpec, find_domain
 from trust_tta.data.segmentation_metrics import IGNORED
-from trust_tta.errors import ConfigError, DataError
-from trust_tta.schema import did_you_mean
+from trust_tta.errors import DataError
+from trust_tta.schema import Count, Schema, parse
 
 CLASSES_FILE = "classes.txt"
 OWN_MASKS = "masks"  # the data set that is a folder of the user's own
@@ -88,16 +88,26 @@ class SegmentationDataset(Dataset):
         return hash_strings((self.images.digest(), self.masks.digest(), repr(self.protocol)))
 
 
+class ResizeOptions(Schema):
+    """Changes of a data set's `ResizeProtocol`."""
+
+    protocol: Literal["squash", "native"] | None = None
+    scale: tuple[Count, Count] | None = None
+
+
 def open_segmentation(
     spec: DatasetSpec, folder: Path, split: str | None, *, options: Mapping[str, Any] | None = None
 ) -> SegmentationDataset:
     """One split of a data set in `folder`; `options`: the `protocol`, and the `scale` (width and height) of it."""
-    rules = segmentation_spec(spec)
-    domain = _split_of(spec, folder, split)
+    rules, given = segmentation_spec(spec), parse(ResizeOptions, options or {}, where=f"the options of {spec.name}")
+    name = given.protocol or rules.protocol
+    splits = spec.domains or list_splits(spec, folder)
+    first = next((known.name for known in splits if known.target), None)
+    domain = find_domain(spec.changed(domains=splits), split or first)
     pairs = list_pairs(spec, folder, domain)
     if not pairs:
         raise DataError(f"{folder} has no images of {spec.name}/{domain.name}; it wants {spec.wanted}")
-    names, colors = class_names_and_colors(spec, folder)
+    class_names, colors = class_names_and_colors(spec, folder)
     if rules.scored:
         table = lookup_table({old: new for new, old in enumerate(rules.scored)}, only=True)
     else:
@@ -107,49 +117,32 @@ def open_segmentation(
         domain=domain.name,
         images=FileImages(folder, tuple(image for image, _ in pairs)),
         labels=np.zeros(len(pairs), dtype=np.int64),
-        class_names=names,
+        class_names=class_names,
         masks=FileMasks(folder, tuple(mask for _, mask in pairs), table),
-        protocol=_protocol(rules, options or {}),
+        protocol=ResizeProtocol(name, given.scale or (rules.native if name == "native" else rules.squash)),
         palette=colors,
     )
-
-
-def _protocol(rules: SegmentationSpec, options: Mapping[str, Any]) -> ResizeProtocol:
-    if unknown := [name for name in options if name not in ("protocol", "scale")]:
-        raise ConfigError(f"there is no option {unknown[0]}; {did_you_mean(unknown[0], ('protocol', 'scale'))}")
-    found = find_protocol(options.get("protocol", rules.protocol), native=rules.native, squash=rules.squash)
-    scale = options.get("scale")
-    if scale is None:
-        return found
-    if not (isinstance(scale, list | tuple) and len(scale) == 2 and all(type(s) is int and s > 0 for s in scale)):
-        raise ConfigError(f"scale is {scale!r}; give a width and a height, as (224, 224)")
-    return replace(found, scale=(scale[0], scale[1]))
 
 
 def class_names_and_colors(spec: DatasetSpec, folder: Path) -> tuple[tuple[str, ...], NDArray[np.uint8]]:
     """Names and colors (classes, 3): of a known data set, or of the classes.txt of a folder."""
     if spec.class_names:
-        return spec.class_names, _colors(segmentation_spec(spec).palette)
+        colors = [tuple(bytes.fromhex(color)) for color in segmentation_spec(spec).palette]
+        return spec.class_names, np.array(colors, dtype=np.uint8)
     path = folder / CLASSES_FILE
     if not path.is_file():
         raise DataError(f"{folder} has no {CLASSES_FILE}; write the names of its classes there, one per line from 0 on")
-    names = tuple(line.strip() for line in read_text(path, error=DataError).splitlines() if line.strip())
-    if not 1 <= len(names) <= MAX_CLASSES or len(set(names)) != len(names):
-        raise DataError(f"{path} has {len(names)} names; give 1 to {MAX_CLASSES} different ones, one per line")
-    return names, _colors(distinct_colors(len(names)))
+    if len(names := read_class_names(path)) > MAX_CLASSES:
+        raise DataError(f"{path} has {len(names)} names; give at most {MAX_CLASSES}")
+    return names, distinct_colors(len(names))
 
 
-def _colors(palette: tuple[str, ...]) -> NDArray[np.uint8]:
-    return np.array([[int(color[i : i + 2], 16) for i in (0, 2, 4)] for color in palette], dtype=np.uint8)
-
-
-def distinct_colors(count: int) -> tuple[str, ...]:
-    """Pascal VOC's color map from the second color on, as RRGGBB."""
-    colors = []
-    for number in range(1, count + 1):
-        channels = [sum((number >> (3 * bit + k) & 1) << (7 - bit) for bit in range(3)) for k in range(3)]
-        colors.append("".join(f"{channel:02x}" for channel in channels))
-    return tuple(colors)
+def distinct_colors(count: int) -> NDArray[np.uint8]:
+    """Pascal VOC's color map from the second color on, (count, 3)."""
+    numbers, channels = np.arange(1, count + 1)[:, None], np.arange(3)
+    bits = [((numbers >> (3 * bit + channels)) & 1) << (7 - bit) for bit in range(3)]
+    colors: NDArray[np.uint8] = np.sum(bits, axis=0).astype(np.uint8)
+    return colors
 
 
 # which splits there are, and their files
@@ -163,16 +156,6 @@ def list_splits(spec: DatasetSpec, folder: Path) -> tuple[DomainSpec, ...]:
         own = [name for name in inner if (folder / "masks" / name).is_dir()] or [ONLY_SPLIT]
         known = tuple(DomainSpec(name=name, images=0) for name in own)
     return tuple(split for split in known if list_pairs(spec, folder, split))
-
-
-def _split_of(spec: DatasetSpec, folder: Path, name: str | None) -> DomainSpec:
-    splits = spec.domains or list_splits(spec, folder)
-    wanted = next((s.name for s in splits if s.target), None) if name is None else name
-    for split in splits:
-        if wanted is not None and wanted.lower() in (split.name, *split.folders):
-            return split
-    names = [split.name for split in splits]
-    raise ConfigError(f"{spec.name} has no split {name!r}; {did_you_mean(name or '', names)}")
 
 
 def list_pairs(spec: DatasetSpec, folder: Path, split: DomainSpec) -> list[tuple[str, str]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import field_validator
 
 from trust_tta.data.dataset import ArrayImages, Dataset, join_datasets
+from trust_tta.data.parallel import map_in_order
 from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.preprocessing import Preprocessing
@@ -257,7 +257,12 @@ class Batches:
         return min(len(self.order), len(self) * self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._ahead() if self.workers else (self.load(k) for k in range(len(self)))
+        executor = ThreadPoolExecutor(self.workers, thread_name_prefix="decode") if self.workers else None
+        try:
+            yield from map_in_order(executor, self.load, range(len(self)), limit=self.workers + 1)
+        finally:
+            if executor is not None:
+                executor.shutdown(cancel_futures=True)
 
     def load(self, k: int) -> Batch:
         """Batch number `k`."""
@@ -277,19 +282,6 @@ class Batches:
             labels = torch.from_numpy(dataset.labels[indices])
             tensor = self.preprocessing(images) if self.preprocessing else _stack(dataset, images)
         return Batch(tensor, labels, torch.from_numpy(indices.copy()))
-
-    def _ahead(self) -> Iterator[Batch]:
-        pending: deque[Future[Batch]] = deque()
-        executor = ThreadPoolExecutor(self.workers, thread_name_prefix="decode")
-        try:
-            for k in range(len(self)):
-                pending.append(executor.submit(self.load, k))
-                if len(pending) > self.workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _stack(dataset: Dataset, images: NDArray[np.uint8] | list[NDArray[np.uint8]]) -> torch.Tensor:

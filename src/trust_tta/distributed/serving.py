@@ -234,7 +234,8 @@ class ReplicatedService:
 
         response = self._handles[number].ask.remote(what, *given)
         try:
-            kind, value = await asyncio.wait_for(_awaited(response), seconds)
+            async with asyncio.timeout(seconds):
+                kind, value = await response
         except RayTaskError:
             raise
         except (RayError, RayServeException, TimeoutError) as error:
@@ -384,10 +385,6 @@ class ReplicatedService:
             }
             for number in sorted(self._handles)
         ]
-
-
-async def _awaited(response: Any) -> Any:
-    return await response
 
 
 def merge_events(by_replica: Mapping[int, Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -190,7 +190,7 @@ class _Driver:
         self.task = ray.remote(**options, num_returns="streaming", max_retries=MAX_ATTEMPTS - 1)(run_task)
 
     def run(self, max_tasks: int | None) -> None:
-        self.waiting.extend(self._unsettled())
+        self.waiting.extend(self._unfinished_sequences())
         announced, last_checked = False, 0.0
         while self.waiting or self.running or self.claimed_elsewhere:
             self._submit_tasks(max_tasks or self.resources_per_task.slots(self.ray.cluster_resources()) + SPARE_TASKS)
@@ -203,13 +203,13 @@ class _Driver:
                     announced = True
                 time.sleep(POLL_SECONDS)
             if self.claimed_elsewhere and time.monotonic() - last_checked >= POLL_SECONDS:
-                self.waiting.extend(place for place in self._unsettled() if place in self.claimed_elsewhere)
+                self.waiting.extend(place for place in self._unfinished_sequences() if place in self.claimed_elsewhere)
                 self.claimed_elsewhere, last_checked = set(), time.monotonic()
             self.progress.advance(0)
             for store in self.stores.values():
                 store.heartbeat()
 
-    def _unsettled(self) -> Iterator[tuple[int, int]]:
+    def _unfinished_sequences(self) -> Iterator[tuple[int, int]]:
         for number, plan in self.plans.items():
             if number not in self.refused:
                 left = {id(sequence) for sequence in unfinished(plan.sequences, self.stores[number])}

@@ -12,33 +12,17 @@ from trust_tta.bench.sweep import POLL_SECONDS
 from trust_tta.distributed.sweeps import MAX_ATTEMPTS, TaskResources, worker_error
 from trust_tta.errors import TrustError
 from trust_tta.progress import SILENT, Progress
-from trust_tta.training.runs import Lines, TrainedFiles, TrainingJob
-
-QUEUE_SECONDS = 10.0  # for the message queue to answer
-
-
-class MessageQueue:
-    """An actor that holds lines of workers until the driver takes them."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def post(self, line: str) -> None:
-        self.lines.append(line)
-
-    def take(self) -> list[str]:
-        taken, self.lines = self.lines, []
-        return taken
+from trust_tta.training.runs import NoteForwarder, TrainedFiles, TrainingJob
 
 
 def run_training(training: TrainingJob, queue: Any) -> TrainedFiles | TrustError:
     """Run a training as a task, on a device of its node."""
 
     def send(line: str) -> None:
-        queue.post.remote(f"{training.target}: {line}")
+        queue.actor.put_nowait.remote(f"{training.target}: {line}")  # does not wait, and may be lost
 
     try:
-        return replace(training, device=str(choose_device(training.device))).run(Lines(send))
+        return replace(training, device=str(choose_device(training.device))).run(NoteForwarder(send))
     except TrustError as error:
         return error
 
@@ -47,7 +31,9 @@ def train_on_cluster(
     trainings: Sequence[TrainingJob], *, ray: ModuleType, resources: TaskResources, progress: Progress = SILENT
 ) -> list[TrainedFiles | TrustError]:
     """Run trainings on the cluster that `ray` is connected to; returns the files or the error of each."""
-    queue = ray.remote(num_cpus=0, max_restarts=-1)(MessageQueue).remote()
+    from ray.util.queue import Queue
+
+    queue = Queue(actor_options={"num_cpus": 0, "max_restarts": -1})
     options = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_retries": MAX_ATTEMPTS - 1}
     task = ray.remote(**options)(run_training)
     ended: dict[int, TrainedFiles | TrustError] = {}
@@ -57,7 +43,7 @@ def train_on_cluster(
         while running:
             ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
             try:
-                for line in ray.get(queue.take.remote(), timeout=QUEUE_SECONDS):
+                for line in queue.get_nowait_batch(queue.qsize()):
                     progress.note(line)
             except ray.exceptions.RayError:  # it is restarting, or the machine is busy
                 pass
@@ -73,6 +59,6 @@ def train_on_cluster(
     finally:
         for left in running:
             ray.cancel(left, force=True)
-        ray.kill(queue)
+        queue.shutdown(force=True)
     progress.finish()
     return [ended[number] for number in range(len(trainings))]

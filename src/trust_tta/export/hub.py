@@ -23,7 +23,7 @@ from trust_tta.atomic import write_whole
 from trust_tta.errors import CheckpointError, ConfigError, StateError, reason_of
 from trust_tta.live.snapshots import read_state, write_state
 from trust_tta.methods.base import Method
-from trust_tta.methods.registry import METHODS, create_method, method_options
+from trust_tta.methods.registry import METHODS, create_method
 from trust_tta.methods.state import network_state
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint, describe
@@ -31,14 +31,13 @@ from trust_tta.models.pretrained import HUB_WEIGHTS, hub_folder
 from trust_tta.models.upernet import UPerNet
 from trust_tta.models.weights import encode_weights
 from trust_tta.optional import require
-from trust_tta.orders import ScanOrder
 from trust_tta.schema import show
 
 CONFIG, CARD, STATE = "config.json", "README.md", "adaptation.safetensors"
 
 
 def save_pretrained(
-    thing: nn.Module, folder: str | PathLike[str], *, adapted_to: str | None = None, license: str | None = None
+    module: nn.Module, folder: str | PathLike[str], *, adapted_to: str | None = None, license: str | None = None
 ) -> Path:
     """Write a network of this package, or a method over one, into `folder`.
 
@@ -46,12 +45,12 @@ def save_pretrained(
     `adapted_to` says in words what it was adapted to, for the card; it is required for a method. `license` is that of
     the weights.
     """
-    method = thing if isinstance(thing, Method) else None
+    method = module if isinstance(module, Method) else None
     if method is not None and adapted_to is None:
         raise ConfigError("adapted_to is missing: describe for the card what the method was adapted to")
     if method is None and adapted_to is not None:
         raise ConfigError("adapted_to goes with a method; omit it for a network as it was trained")
-    network = thing if method is None else method.shared.network
+    network = module if method is None else method.shared.network
     if not isinstance(network, ScanNetwork | UPerNet):
         raise ConfigError(f"the network is a {type(network).__name__}; save it with the library that made it")
     state = network_state(method) if method is not None else network.state_dict()
@@ -96,14 +95,13 @@ def adapted_from_pretrained(
 
 
 def push_to_hub(
-    thing: nn.Module,
+    module: nn.Module,
     repo_id: str,
     *,
     adapted_to: str | None = None,
     license: str | None = None,
     private: bool | None = None,
     token: str | None = None,
-    message: str | None = None,
 ) -> str:
     """Save into a repository of the hub, created if it is missing; returns the URL of the commit.
 
@@ -111,12 +109,12 @@ def push_to_hub(
     """
     library: Any = require("huggingface_hub", extra="hub")
     with tempfile.TemporaryDirectory() as folder:
-        save_pretrained(thing, folder, adapted_to=adapted_to, license=license)
-        said = message or (f"Add a network adapted to {adapted_to}" if adapted_to else "Add a network")
+        save_pretrained(module, folder, adapted_to=adapted_to, license=license)
+        message = f"Add a network adapted to {adapted_to}" if adapted_to else "Add a network"
         try:
             api = library.HfApi(token=token, library_name="trust-tta")
             api.create_repo(repo_id, private=private, exist_ok=True)
-            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=said).commit_url)
+            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message).commit_url)
         except Exception as error:  # the library raises many types
             raise CheckpointError(f"'{repo_id}' cannot be written on the hub: {reason_of(error)}") from error
 
@@ -125,25 +123,12 @@ def _write_adaptation(path: Path, method: Method, adapted: Mapping[str, Tensor])
     """Write the options and state of a method, and the source values of the changed weights."""
     before = {**method.shared.network.state_dict(), **method.weights.source}
     source = {name: value for name, value in before.items() if not torch.equal(value, adapted[name])}
-    options = {name: _plain(name, value) for name, value in _changed_options(method).items()}
-    about = {"method": method.name, "options": options}
+    about = {"method": method.name, "options": _changed_options(method)}
     write_state(path, {"state": method.state_dict(), "source": source}, about=about)
 
 
 def _changed_options(method: Method) -> dict[str, Any]:
-    usual = method_options(type(method))
-    options = {name: getattr(method.options, name) for name in usual}
-    return {name: value for name, value in options.items() if value != usual[name]}
-
-
-def _plain(name: str, value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, ScanOrder):
-        return str(value)
-    if isinstance(value, list | tuple):
-        return [_plain(name, inner) for inner in value]
-    raise ConfigError(f"the option {name} is a {type(value).__name__}, which no file keeps; save the network alone")
+    return method.options.model_dump(mode="json", exclude_defaults=True)
 
 
 def _card(network: ScanNetwork | UPerNet, about: Mapping[str, str], method: Method | None) -> str:

@@ -25,7 +25,7 @@ from trust_tta.preprocessing import Preprocessing
 
 Pixels: TypeAlias = Literal["float", "uint8"]
 
-MOST_IMAGES = 1 << 16  # in a batch of an exported network
+MAX_BATCH = 1 << 16  # in a batch of an exported network
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class CellMeans(nn.Module):
         return shares[0] @ x @ shares[1].mT
 
 
-def trace(network: PixelInputNetwork, given: InputSpec) -> torch.export.ExportedProgram:
+def trace(network: PixelInputNetwork, spec: InputSpec) -> torch.export.ExportedProgram:
     """The network as PyTorch's graph, for any number of images."""
-    sides = (given.size, given.size) if given.size else _traced_sides(network.network)
-    images = given.from_images(np.zeros((2, *sides, 3), dtype=np.uint8))
-    free: dict[int, Any] = {0: torch.export.Dim("n", min=1, max=MOST_IMAGES)}
-    if given.size is None:
-        free |= {axis + (given.pixels == "float"): torch.export.Dim.AUTO for axis in (1, 2)}
+    sides = (spec.size, spec.size) if spec.size else _traced_sides(network.network)
+    images = spec.from_images(np.zeros((2, *sides, 3), dtype=np.uint8))
+    free: dict[int, Any] = {0: torch.export.Dim("n", min=1, max=MAX_BATCH)}
+    if spec.size is None:
+        free |= {axis + (spec.pixels == "float"): torch.export.Dim.AUTO for axis in (1, 2)}
     with quiet(), torch.no_grad():
         return torch.export.export(network, (images,), dynamic_shapes=(free,))
 

@@ -30,7 +30,7 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping
         torch.ops.aten.softplus.default: onnx_operators.softplus,
     }
     with quiet(), torch.no_grad():
-        made = torch.onnx.export(
+        exported = torch.onnx.export(
             program,
             dynamo=True,
             opset_version=OPSET,
@@ -40,10 +40,10 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: Mapping
             optimize=False,
             verbose=False,
         )
-        if made is None:
+        if exported is None:
             raise TrustError("PyTorch's exporter returned nothing; please report it")
-        optimizer.optimize_ir(made.model, input_size_limit=FOLDED, output_size_limit=FOLDED)
-        model = made.model_proto
+        optimizer.optimize_ir(exported.model, input_size_limit=FOLDED, output_size_limit=FOLDED)
+        model = exported.model_proto
     for part in (model.graph, *_nodes(model.graph)):
         part.ClearField("metadata_props")  # stack traces with paths of this machine
     del model.graph.value_info[:]  # shapes from before constants were folded

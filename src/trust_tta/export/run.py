@@ -78,20 +78,20 @@ def export_network(
         require_any_size(source.network)
     elif size is not None:
         source = source.resized(size)
-    pictures = check.comparison_images(Path(images) if images is not None else None, source.preprocessing)
-    given = InputSpec(pixels, None if size == "any" else source.preprocessing.size)
+    compared = check.comparison_images(Path(images) if images is not None else None, source.preprocessing)
+    spec = InputSpec(pixels, None if size == "any" else source.preprocessing.size)
     about = {**source.about, "weights": "int8" if int8 else "float32"}
     if to != "safetensors":
-        about |= {"input": json.dumps(given.as_dict()), "output": json.dumps({"name": "logits", "dtype": "float32"})}
+        about |= {"input": json.dumps(spec.as_dict()), "output": json.dumps({"name": "logits", "dtype": "float32"})}
     progress.start(3, f"export to {to}")
     with tempfile.TemporaryDirectory(prefix="trust-tta-") as folder:
         file = Path(folder, f"network{FORMATS[to]}")
-        run = _write(source, to, file, given, about, int8=int8)
+        run = _write(source, to, file, spec, about, int8=int8)
         progress.advance()
         ours = PixelInputNetwork(source.network, source.preprocessing, pixels, backend="auto")
-        agreement = check.compare(run, ours, check.batches(pictures, given))
+        agreement = check.compare(run, ours, check.batches(compared, spec))
         agreement.require(path, tolerance=check.INT8_TOLERANCE if int8 else check.TOLERANCE)
-        accuracy = _compare_accuracy(source, ours, run, given) if int8 else None
+        accuracy = _compare_accuracy(source, ours, run, spec) if int8 else None
         progress.advance()
         with replacing(path) as temporary:
             shutil.copyfile(file, temporary)
@@ -117,26 +117,26 @@ def _check_options(to: str, size: Size, pixels: Pixels, int8: bool) -> None:
 
 
 def _compare_accuracy(
-    source: ExportSource, network: PixelInputNetwork, run: check.Run, given: InputSpec
+    source: ExportSource, network: PixelInputNetwork, run: check.Run, spec: InputSpec
 ) -> tuple[float, float] | None:
     """The accuracy of both on the shipped images, if the network was trained on these classes."""
-    if source.classes != CIFAR10_CLASSES or given.size != 32:
+    if source.classes != CIFAR10_CLASSES or spec.size != 32:
         return None
-    ours, theirs = check.accuracy(network, given), check.accuracy(run, given)
-    if theirs < ours - check.POINT:
+    ours, theirs = check.accuracy(network, spec), check.accuracy(run, spec)
+    if theirs < ours - check.MAX_ACCURACY_LOSS:
         raise TrustError(f"int8 costs accuracy: {theirs:.2f} % instead of {ours:.2f} %; nothing was kept, omit int8")
     return ours, theirs
 
 
 def _write(
-    source: ExportSource, to: str, file: Path, given: InputSpec, about: dict[str, str], *, int8: bool
+    source: ExportSource, to: str, file: Path, spec: InputSpec, about: dict[str, str], *, int8: bool
 ) -> check.Run:
     """Write the network, and open the written file."""
     if to == "safetensors":
         file.write_bytes(encode_weights(source.network.state_dict(), about))
         written = Checkpoint.open(file)
-        return PixelInputNetwork(written.load(), written.preprocessing, given.pixels, backend="auto")
-    program = trace(PixelInputNetwork(source.network, source.preprocessing, given.pixels, backend="portable"), given)
+        return PixelInputNetwork(written.load(), written.preprocessing, spec.pixels, backend="auto")
+    program = trace(PixelInputNetwork(source.network, source.preprocessing, spec.pixels, backend="portable"), spec)
     if to == "onnx":
         onnx.write_onnx(program, file, about)
         if int8:

@@ -72,21 +72,21 @@ def load_source(
         with torch.no_grad():
             for name, value in origin.weights.source.items():
                 network.get_parameter(name).copy_(value)
-        return _of_state(_of_network(network), origin.state_dict(), {})
+        return _from_state(_from_network(network), origin.state_dict(), {})
     if isinstance(origin, nn.Module):
-        return _of_network(origin)
+        return _from_network(origin)
     stated: dict[str, Any] = {"variant": variant, "preprocessing": preprocessing, "classes": classes}
     state = None if origin is None else _read_state(Path(origin))
     if state is None:
         if checkpoint is not None:
             raise ConfigError(f"'{origin}' is a checkpoint itself, and '{checkpoint}' is given, too; omit one")
-        return _of_checkpoint(Checkpoint.open(origin, **stated))
+        return _from_checkpoint(Checkpoint.open(origin, **stated))
     if checkpoint is None:
         raise ConfigError(f"'{origin}' holds an adapted state, not a network; give the checkpoint it was adapted from")
-    return _of_state(_of_checkpoint(Checkpoint.open(checkpoint, **stated)), *state)
+    return _from_state(_from_checkpoint(Checkpoint.open(checkpoint, **stated)), *state)
 
 
-def _of_network(network: nn.Module) -> ExportSource:
+def _from_network(network: nn.Module) -> ExportSource:
     preprocessing = getattr(network, "preprocessing", None)
     if not isinstance(preprocessing, Preprocessing):
         raise ConfigError("the network does not say how its images are preprocessed; set model.preprocessing")
@@ -95,7 +95,7 @@ def _of_network(network: nn.Module) -> ExportSource:
     return ExportSource(network, name.lower(), preprocessing, about)
 
 
-def _of_checkpoint(checkpoint: Checkpoint) -> ExportSource:
+def _from_checkpoint(checkpoint: Checkpoint) -> ExportSource:
     name = checkpoint.file.stem if checkpoint.file else checkpoint.variant.replace(":", "_")
     about = {"trust_tta": __version__, **checkpoint.info.to_metadata(), "sha256": checkpoint.sha256}
     adaptation = ("adapted_by", "adapted_from", "adapted_on")
@@ -130,13 +130,13 @@ def _is_snapshot(path: Path) -> bool:
 
     try:
         with safe_open(path, "pt") as file:
-            return "tree" in json.loads((file.metadata() or {}).get("trust_tta", "null") or "null")
-    except (OSError, SafetensorError, ValueError, TypeError):
+            return '"tree"' in (file.metadata() or {}).get("trust_tta", "")
+    except (OSError, SafetensorError):
         return False
 
 
 @torch.no_grad()
-def _of_state(source: ExportSource, state: Mapping[str, Any], books: Mapping[str, Any]) -> ExportSource:
+def _from_state(source: ExportSource, state: Mapping[str, Any], books: Mapping[str, Any]) -> ExportSource:
     """The source with the weights and statistics of a state, all of which must fit."""
     parameters = dict(source.network.named_parameters())
     moved = _load(parameters, state["adapted"], "weights")

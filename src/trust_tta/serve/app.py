@@ -114,22 +114,22 @@ class Api:
     async def v2_infer(self, request: Request) -> Response:
         network = self._model(request)
         body = await self._body(request)
-        asked = await self.decoder.decode_request(body, request.headers.get(protocol.LENGTH_HEADER))
-        images = torch.from_numpy(asked.images)
+        inference = await self.decoder.decode_request(body, request.headers.get(protocol.LENGTH_HEADER))
+        images = torch.from_numpy(inference.images)
         if images.is_floating_point() and not (images.abs() <= MAX_MAGNITUDE).all():
             raise BadRequestError(f"the images hold values that are not finite, or beyond {MAX_MAGNITUDE:g}")
-        stream = asked.stream or _stream_of(request)
-        prediction = await self._wait(self.service.predict(images, stream=stream, adapt=asked.adapt))
-        about = {"stream": stream, "adapted": prediction.adapted, "prediction": prediction.id}
-        content, length = protocol.write_response(asked, prediction, model=network.name, parameters=about)
+        stream = inference.stream or _stream_of(request)
+        prediction = await self._wait(self.service.predict(images, stream=stream, adapt=inference.adapt))
+        parameters = {"stream": stream, "adapted": prediction.adapted, "prediction": prediction.id}
+        content, length = protocol.write_response(inference, prediction, model=network.name, parameters=parameters)
         headers = {} if length is None else {protocol.LENGTH_HEADER: str(length)}
-        kind = "application/json" if length is None else "application/octet-stream"
-        return Response(content, media_type=kind, headers=headers)
+        media_type = "application/json" if length is None else "application/octet-stream"
+        return Response(content, media_type=media_type, headers=headers)
 
     def _model(self, request: Request) -> NetworkInfo:
         network = self.service.network
-        if (asked := request.path_params["model"]) != network.name:
-            raise RequestError(404, f"there is no model '{asked[:80]}'; this service has '{network.name}'")
+        if (name := request.path_params["model"]) != network.name:
+            raise RequestError(404, f"there is no model '{name[:80]}'; this service has '{network.name}'")
         if request.path_params.get("version", protocol.VERSION) != protocol.VERSION:
             raise RequestError(404, f"the model has one version, '{protocol.VERSION}'")
         return network
@@ -225,8 +225,8 @@ class Api:
             since = float(request.query_params.get("since", "0"))
         except ValueError:
             raise BadRequestError("since is not a number; give seconds since 1970") from None
-        news = await asyncio.to_thread(self.service.page_updates, since)
-        return JSONResponse(news, headers={"cache-control": "no-store"})
+        updates = await asyncio.to_thread(self.service.page_updates, since)
+        return JSONResponse(updates, headers={"cache-control": "no-store"})
 
     def _route(self, path: str, handler: Handler, method: str = "GET", *, private: bool = False) -> Route:
         async def answer(request: Request) -> Response:

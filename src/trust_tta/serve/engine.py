@@ -9,8 +9,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from functools import cached_property, partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ class Engine:
         self._on_batch = on_batch
         self._requests: deque[PredictRequest] = deque()  # the oldest comes first
         self._images = Counter[str]()  # of these requests, by stream
-        self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._tasks: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()  # guards the fields above
         self._seconds_per_image = 0.01
         self._draining = False
@@ -121,10 +121,18 @@ class Engine:
     def submit_task(self, function: Callable[[], T]) -> Future[T]:
         """Call a function before the next batch."""
         future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except Exception as error:
+                    future.set_exception(error)
+
         with self._changed:
             if self._draining:
                 raise RequestError(503, STOPPING, retry_after=5)
-            self._tasks.append((function, future))
+            self._tasks.append(run)
             self._changed.notify()
         return future
 
@@ -144,17 +152,9 @@ class Engine:
     def _run(self) -> None:
         """Run tasks and batches until everything is drained."""
         while (work := self._next()) is not None:
-            if isinstance(work, list):
-                self._run_batch([request for request in work if request.future.set_running_or_notify_cancel()])
-                continue
-            function, future = work
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function())
-                except Exception as error:
-                    future.set_exception(error)
+            work()
 
-    def _next(self) -> tuple[Callable[[], Any], Future[Any]] | list[PredictRequest] | None:
+    def _next(self) -> Callable[[], None] | None:
         """Wait for a task or a batch; None once everything is drained.
 
         A batch: the oldest request with those that can share its pass, whole ones in order.
@@ -175,7 +175,7 @@ class Engine:
                     for request in batch:
                         self._requests.remove(request)
                         self._images -= Counter({request.stream: len(request.images)})
-                    return batch
+                    return partial(self._run_batch, [r for r in batch if r.future.set_running_or_notify_cancel()])
                 self._changed.wait(left)
             return self._tasks.popleft()
 

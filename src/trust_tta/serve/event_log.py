@@ -183,7 +183,7 @@ class EventLog:
         with self._lock:
             rows = self._durable.execute(query + "ORDER BY id DESC LIMIT ?", (*given, limit)).fetchall()
         names = ("id", "stream", "time", "batch", "kind", "action", "reason")
-        return [dict(zip(names, row[:-1], strict=True)) | {"evidence": _read_evidence(row[-1])} for row in rows[::-1]]
+        return [dict(zip(names, row[:-1], strict=True)) | {"evidence": json.loads(row[-1])} for row in rows[::-1]]
 
     def labeled_streams(self) -> list[str]:
         """The streams that have labels."""
@@ -200,11 +200,3 @@ class EventLog:
     def close(self) -> None:
         with self._lock, closing(self._durable), closing(self._quick):
             pass
-
-
-def _read_evidence(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

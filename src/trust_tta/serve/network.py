@@ -99,31 +99,31 @@ def open_network(
     `warm_up`: sizes of the batches it is run on; the tiles of GPU kernels depend on them.
     """
     source = NetworkSource(checkpoint=source) if isinstance(source, str) else source
-    opened = source.open()
-    model, notes = opened.load(device=device), list[str]()
-    made = create_method(method, model, **(options or {}))
-    if made.statistics.uses_batch and "statistics" not in (options or {}):
+    checkpoint = source.open()
+    model, notes = checkpoint.load(device=device), list[str]()
+    adapted = create_method(method, model, **(options or {}))
+    if adapted.statistics.uses_batch and "statistics" not in (options or {}):
         # One image has no batch statistics: every request by itself would be predicted as the same class.
-        made = create_method(method, model, **(options or {}), statistics="stream")
+        adapted = create_method(method, model, **(options or {}), statistics="stream")
         notes.append(
-            f"{made.name} normalizes by the statistics of the stream instead of the batch: requests may hold one image"
+            f"{adapted.name} normalizes by the statistics of the stream, not of the batch: requests may hold one image"
         )
-    if made.name in ("roid", "cmf"):
-        notes.append(f"{made.name} rescales logits by class frequencies: its confidence is not a probability")
-    size = opened.preprocessing.size
+    if adapted.name in ("roid", "cmf"):
+        notes.append(f"{adapted.name} rescales logits by class frequencies: its confidence is not a probability")
+    size = checkpoint.preprocessing.size
     pixels = np.random.default_rng(0).integers(0, 256, (max(warm_up), size, size, 3), dtype=np.uint8)
-    noise = opened.preprocessing(pixels).to(device)
+    noise = checkpoint.preprocessing(pixels).to(device)
     for images in warm_up:
-        made.fork()(noise[:images])
-    outputs = tuple(made.evaluate(noise).shape[1:])
+        adapted.fork()(noise[:images])
+    outputs = tuple(adapted.evaluate(noise).shape[1:])
     return ServedNetwork(
         name=source.name,
-        method_name=made.name,
-        preprocessing=opened.preprocessing,
-        classes=opened.classes,
+        method_name=adapted.name,
+        preprocessing=checkpoint.preprocessing,
+        classes=checkpoint.classes,
         outputs=outputs,
-        method=made,
-        checkpoint=opened.release(),
+        method=adapted,
+        checkpoint=checkpoint.release(),
         notes=tuple(notes),
     )
 

@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, ClassVar
@@ -56,11 +55,7 @@ def log_as_json() -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("trust_tta").setLevel(logging.INFO)
-
-    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        logging.getLogger("trust_tta.serve").warning(str(message), extra={"category": category.__name__})
-
-    warnings.showwarning = show
+    logging.captureWarnings(True)
 
 
 def bind(host: str, port: int) -> socket.socket:

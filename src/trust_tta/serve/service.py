@@ -144,8 +144,8 @@ class Service:
         for (name, batch), rows in batches.items():
             try:
                 if name in self.streams:
-                    told = torch.tensor(rows)
-                    self.streams.open(name).add_labels(told[:, :2], told[:, 2], batch=batch)
+                    classes = torch.tensor(rows)
+                    self.streams.open(name).add_labels(classes[:, :2], classes[:, 2], batch=batch)
             except (RequestError, StateError) as error:
                 log.warning("labels do not reach the guard", extra={"stream": name, "reason": str(error)})
 

@@ -7,7 +7,7 @@ import re
 from pydantic import Field
 
 from trust_tta.errors import TrustError
-from trust_tta.schema import Count, Positive, Rate, Schema
+from trust_tta.schema import Count, Positive, Rate, Schema, show
 
 DEFAULT_STREAM = "default"
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")  # also the name of its folder
@@ -50,8 +50,7 @@ class BadRequestError(RequestError):
 def check_stream_name(name: str) -> str:
     """Return the name; refuse one that is not a safe folder name."""
     if not STREAM_NAME.fullmatch(name):
-        shown = name if len(name) <= 80 else name[:77] + "..."
         raise BadRequestError(
-            f"{shown!r} is not a valid stream name; use 1 to 64 letters, digits, _ and -, with a letter or digit first"
+            f"{show(name)} is not a valid stream name; use 1 to 64 letters, digits, _ and -, a letter or digit first"
         )
     return name

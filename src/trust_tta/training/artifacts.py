@@ -65,7 +65,7 @@ def write_network(
     accuracy: Mapping[str, float],
     history: list[dict[str, Any]],
     seconds: float,
-    how: str = TRAINED,
+    description: str = TRAINED,
 ) -> dict[str, Any]:
     """Write the weights in fp16, the record and the card, each whole or not at all; return the record.
 
@@ -95,7 +95,7 @@ def write_network(
         license=f"{origin.license or 'yours to choose'}; that of the data: {origin.data.spec.license}",
         measured_on=origin.data.measured_on,
         metric="mean IoU" if isinstance(origin.data.train, SegmentationDataset) else "top-1",
-        how=how,
+        description=description,
     )
     write_whole(folder / RECORD, json.dumps(record, indent=1) + "\n")
     write_whole(folder / CARD, card)
@@ -124,12 +124,12 @@ def model_card(
     license: str,
     measured_on: str = "test",
     metric: str = "top-1",
-    how: str = TRAINED,
+    description: str = TRAINED,
 ) -> str:
     """The model card in Markdown: training, accuracy and hashes.
 
-    All numbers come from the `record` of a run; `measured_on` names the split of its accuracies, `how` describes the
-    exported weights.
+    All numbers come from the `record` of a run; `measured_on` names the split of its accuracies, and
+    `description` is a sentence about the exported weights.
     """
     settings = _rows({key: str(value) for key, value in record["recipe"].items()})
     scores = _rows({key: f"{100 * value:.2f} %" for key, value in record["accuracy"].items()})
@@ -151,7 +151,7 @@ sha256 of the file: `{record["sha256"]}`
 ## Training
 
 {len(record["history"])} epochs in {record["seconds"]:.0f} s on one {record["device"]}, PyTorch {record["torch"]}.
-{how}
+{description}
 
 | setting | value |
 | --- | --- |

@@ -7,22 +7,23 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trust_tta.data.dataset import ArrayImages, Dataset, join_datasets
 from trust_tta.data.loading import available_domains, locate, open_dataset
+from trust_tta.data.masks import resize_mask
+from trust_tta.data.parallel import map_in_order
 from trust_tta.data.registry import DatasetSpec, find_domain, find_spec
-from trust_tta.data.segmentation import list_splits
+from trust_tta.data.segmentation import SegmentationDataset, list_splits
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.preprocessing import Preprocessing
 from trust_tta.progress import SILENT, Progress
 
 TRAINABLE = ("cifar10", "cifar100", "pacs", "folder")
 HELD_OUT_SPLITS = ("val", "validation")
-
-_AHEAD = 256  # images decoded between two reports of progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,17 +112,27 @@ class LazyImages(Sequence[NDArray[np.uint8]]):
         return self.dataset.image(index)
 
 
-def read_arrays(dataset: Dataset, preprocessing: Preprocessing, progress: Progress = SILENT) -> NDArray[np.uint8]:
-    """The images at the size of the network's input, uint8 (n, size, size, 3)."""
-    size = preprocessing.size
-    images = np.empty((len(dataset), size, size, 3), dtype=np.uint8)
+def read_arrays(
+    dataset: Dataset, preprocessing: Preprocessing, progress: Progress = SILENT
+) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """Images at the size of the network's input, uint8 (n, h, w, 3), with labels (n,) or masks uint8 (n, h, w)."""
+    shape = preprocessing.fit_image(dataset.image(0)).shape
+    images = np.empty((len(dataset), *shape), dtype=np.uint8)
+    masks = np.empty(images.shape[:3], dtype=np.uint8) if isinstance(dataset, SegmentationDataset) else None
+
+    def read(index: int) -> None:
+        image = preprocessing.fit_image(dataset.image(index))
+        if image.shape != shape:
+            sizes = " and ".join(f"{width}x{height}" for height, width, _ in (shape, image.shape))
+            raise ConfigError(f"the images of {dataset.name} have several sizes, as {sizes}; give a size for all")
+        images[index] = image
+        if masks is not None and isinstance(dataset, SegmentationDataset):
+            masks[index] = resize_mask(dataset.mask(index), *shape[:2])
+
     with ThreadPoolExecutor(_workers(dataset)) as pool:
-        for start in range(0, len(dataset), _AHEAD):
-            stop = min(start + _AHEAD, len(dataset))
-            read = pool.map(lambda i: preprocessing.fit_image(dataset.image(i)), range(start, stop))
-            images[start:stop] = list(read)
-            progress.advance(stop - start)
-    return images
+        for _ in map_in_order(pool, read, range(len(dataset))):
+            progress.advance()
+    return images, dataset.labels if masks is None else masks
 
 
 def _workers(dataset: Dataset) -> int:

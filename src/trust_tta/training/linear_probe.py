@@ -17,7 +17,7 @@ from trust_tta.errors import ConfigError
 from trust_tta.models.base import ScanNetwork
 from trust_tta.progress import SILENT, Progress
 from trust_tta.training.recipe import FinetuneRecipe
-from trust_tta.training.tasks import accuracy, check_labels
+from trust_tta.training.tasks import accuracy, check_classes
 
 Images: TypeAlias = NDArray[np.uint8] | Sequence[NDArray[np.uint8]]
 
@@ -45,7 +45,7 @@ def fit_head(
 
     Slices of `images` go through `preprocess`, which returns float32 (n, 3, h, w).
     """
-    check_labels(labels, len(images), classes=model.config.num_classes)
+    check_classes(labels, len(images), classes=model.config.num_classes)
     features = extract_features(model, images, preprocess=preprocess, progress=progress)
     device = features.device
     truth = torch.from_numpy(np.array(labels, dtype=np.int64)).to(device)

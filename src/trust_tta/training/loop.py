@@ -107,10 +107,10 @@ def fit(
     progress.start((recipe.epochs - first) * steps, "training")
     with _own_randomness(samples.images.device):
         for epoch in range(first, recipe.epochs):
-            begun = time.perf_counter()
+            start_time = time.perf_counter()
             loss, lr = _run_epoch(run, samples, recipe, epoch, steps=steps, task=task, progress=progress)
             score = evaluate(run.average.eval()) if evaluate else None
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - start_time
             run.history.append(EpochRecord(epoch, loss, lr, score, seconds))
             if path:
                 state = {
@@ -121,8 +121,8 @@ def fit(
                 }
                 save_state(path, state, identity)
             count = f"{epoch + 1:{len(str(recipe.epochs))}d}/{recipe.epochs}"
-            shown = "" if score is None else f"{task.score} {100 * score:.2f} %  "
-            progress.note(f"epoch {count}  loss {loss:.4f}  lr {lr:.2e}  {shown}{seconds:.2f} s")
+            scored = "" if score is None else f"{task.score} {100 * score:.2f} %  "
+            progress.note(f"epoch {count}  loss {loss:.4f}  lr {lr:.2e}  {scored}{seconds:.2f} s")
     progress.finish()
     return FitResult(run.average.eval(), tuple(run.history), first)
 

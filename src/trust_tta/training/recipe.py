@@ -12,7 +12,6 @@ from trust_tta.data.registry import find_spec
 from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, IMAGENET_MEAN, IMAGENET_STD
 from trust_tta.schema import Count, Fraction, Natural, Positive, Rate, Schema, parse
 
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Channels = tuple[float, float, float]
 
@@ -37,22 +36,15 @@ class Recipe(Schema):
     ema_decay: BelowOne = Field(default=0.999, description="decay of the averaged weights; 0 keeps the last step")
     precision: Literal["float32", "bf16"] = Field(default="float32", description="number format of the forward pass")
     compile: bool = Field(default=False, description="use torch.compile")
-    seed: Seed = Field(default=0, description="of weights, shuffling and augmentation")
+    seed: Natural = Field(default=0, description="of weights, shuffling and augmentation")
     mean: Channels = Field(default=CIFAR10_MEAN, description="channel means subtracted from pixels in 0..1")
-    std: Channels = Field(default=CIFAR10_STD, description="channel deviations divided by")
+    std: tuple[Positive, Positive, Positive] = Field(default=CIFAR10_STD, description="channel deviations divided by")
 
     @field_validator("warmup_epochs")
     @classmethod
     def _within_epochs(cls, value: float, info: ValidationInfo) -> float:
         if "epochs" in info.data and value > info.data["epochs"]:
             raise ValueError(f"{value:g} is more than the {info.data['epochs']} epochs; give a value <= epochs")
-        return value
-
-    @field_validator("std")
-    @classmethod
-    def _positive(cls, value: Channels) -> Channels:
-        if min(value) <= 0:
-            raise ValueError(f"{value} must be three numbers > 0")
         return value
 
     @property
@@ -91,7 +83,7 @@ class SegmentationRecipe(Recipe):
     weight_decay: Rate = 0.01
     plain_share: Fraction = 0.0
     mean: Channels = IMAGENET_MEAN
-    std: Channels = IMAGENET_STD
+    std: tuple[Positive, Positive, Positive] = IMAGENET_STD
     power: Positive = Field(default=1.0, description="of the polynomial by which the learning rate falls to 0")
     auxiliary_weight: Rate = Field(default=0.4, description="weight of the auxiliary head's loss")
     scales: tuple[Positive, Positive] = Field(default=(0.5, 2.0), description="smallest and largest scale of an image")
@@ -120,7 +112,7 @@ class FinetuneRecipe(Schema):
     epochs: Count = Field(default=300, description="passes over the features")
     lr: Positive = Field(default=5e-4, description="learning rate of AdamW")
     batch_size: Count = Field(default=128, description="images per step")
-    seed: Seed = Field(default=0, description="of the classifier's weights and the shuffling")
+    seed: Natural = Field(default=0, description="of the classifier's weights and the shuffling")
     weight_decay: Rate = Field(default=0.0, description="of the classifier")
 
 

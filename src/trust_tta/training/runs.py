@@ -5,10 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from os import PathLike
 from pathlib import Path
@@ -34,7 +34,7 @@ from trust_tta.training.data import LazyImages, TrainingData, open_training_data
 from trust_tta.training.linear_probe import fit_head, score_head
 from trust_tta.training.loop import fit
 from trust_tta.training.recipe import FinetuneRecipe, SegmentationRecipe, TrainRecipe, default_size, recipe_for
-from trust_tta.training.segmentation import read_segmentation_arrays, segmentation, segmentation_preprocessing
+from trust_tta.training.segmentation import segmentation, segmentation_preprocessing
 from trust_tta.training.tasks import Task, classification, evaluate, recalibrate
 
 MIN_INITIALIZED = 0.5  # of a network's weights that a checkpoint to start from must have
@@ -89,13 +89,13 @@ def train(
     >>> data = open_training_data("cifar10", "data")
     >>> train(data, TrainRecipe(epochs=50), out="runs/nano", device="cuda").accuracy
     """
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     folder = Path(out)
     dense = isinstance(data.train, SegmentationDataset)
     recipe = recipe or (SegmentationRecipe() if dense else recipe_for(data.spec.name, size=size))
     torch.manual_seed(recipe.seed)
-    made = create_model(model, num_classes=len(data.train.class_names), **dict(overrides or {}))
-    network = _require_fit(made, data).to(device)
+    created = create_model(model, num_classes=len(data.train.class_names), **dict(overrides or {}))
+    network = _require_fit(created, data).to(device)
     if init is not None:
         progress.note(_initialize(network, init))
     preprocessing, images, held_out, task = _prepare(data, recipe, size=size, progress=progress)
@@ -122,7 +122,7 @@ def train(
         recipe=recipe.model_dump() | _provenance("init", init),
         license=None if init is None else init.license,
     )
-    history, seconds = [asdict(epoch) for epoch in fitted.history], time.perf_counter() - begun
+    history, seconds = [asdict(epoch) for epoch in fitted.history], time.perf_counter() - start_time
     record = artifacts.write_network(folder, average, origin, accuracy=accuracy, history=history, seconds=seconds)
     return Trained(model=average, folder=folder, record=record)
 
@@ -140,7 +140,7 @@ def finetune(
 
     Writes the same files as `train`; a network that is in `out` already is not replaced.
     """
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     folder, recipe = Path(out), recipe or FinetuneRecipe()
     if (folder / artifacts.WEIGHTS).exists():
         raise ConfigError(
@@ -167,10 +167,15 @@ def finetune(
         recipe=recipe.model_dump() | _provenance("backbone", checkpoint),
         license=checkpoint.license,
     )
-    history, seconds = [{"epoch": i, "loss": x} for i, x in enumerate(result.losses)], time.perf_counter() - begun
-    how = artifacts.FINETUNED
+    history, seconds = [{"epoch": i, "loss": x} for i, x in enumerate(result.losses)], time.perf_counter() - start_time
     record = artifacts.write_network(
-        folder, model, origin, accuracy=accuracy, history=history, seconds=seconds, how=how
+        folder,
+        model,
+        origin,
+        accuracy=accuracy,
+        history=history,
+        seconds=seconds,
+        description=artifacts.FINETUNED,
     )
     return Trained(model=model, folder=folder, record=record)
 
@@ -211,23 +216,23 @@ def _prepare(
     data: TrainingData, recipe: TrainRecipe | SegmentationRecipe, *, size: int | None, progress: Progress
 ) -> tuple[Preprocessing, Arrays, Arrays, Task[Any]]:
     """The preprocessing, the images and labels to train on and those held out, and the task."""
-    classes, parts = len(data.train.class_names), (data.train, data.held_out)
+    dense = isinstance(data.train, SegmentationDataset)
+    if dense != isinstance(recipe, SegmentationRecipe):
+        wanted = "segmentation masks; give a SegmentationRecipe" if dense else "image labels; give a TrainRecipe"
+        raise ConfigError(f"{data.spec.name} has {wanted}")
+    if isinstance(recipe, SegmentationRecipe):
+        preprocessing = segmentation_preprocessing(data.train, recipe, size)
+    else:
+        side = size or default_size(data.spec.name)
+        preprocessing = Preprocessing(size=side, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
     _announce(data, progress)
     progress.start(len(data.train) + len(data.held_out), "reading images")
-    if isinstance(data.train, SegmentationDataset):
-        if not isinstance(recipe, SegmentationRecipe):
-            raise ConfigError(f"{data.spec.name} has segmentation masks; give a SegmentationRecipe")
-        preprocessing = segmentation_preprocessing(data.train, recipe, size)
-        images, held_out = (read_segmentation_arrays(part, preprocessing, progress) for part in parts)
-        progress.finish()
-        return preprocessing, images, held_out, segmentation(classes, images[1], recipe)
-    if not isinstance(recipe, TrainRecipe):
-        raise ConfigError(f"{data.spec.name} has image labels; give a TrainRecipe")
-    side = size or default_size(data.spec.name)
-    preprocessing = Preprocessing(size=side, resize=None, crop=False, mean=recipe.mean, std=recipe.std)
-    arrays = [(read_arrays(part, preprocessing, progress), part.labels) for part in parts]
+    images, held_out = (read_arrays(part, preprocessing, progress) for part in (data.train, data.held_out))
     progress.finish()
-    return preprocessing, arrays[0], arrays[1], classification(classes)
+    classes = len(data.train.class_names)
+    if isinstance(recipe, SegmentationRecipe):
+        return preprocessing, images, held_out, segmentation(classes, images[1], recipe)
+    return preprocessing, images, held_out, classification(classes)
 
 
 def _announce(data: TrainingData, progress: Progress) -> None:
@@ -236,8 +241,6 @@ def _announce(data: TrainingData, progress: Progress) -> None:
 
 
 # several trainings, such as one for each held-out domain, in processes of their own
-
-Message: TypeAlias = str | TrainedFiles | TrustError
 
 
 @dataclass(frozen=True)
@@ -278,59 +281,55 @@ class TrainingJob:
 def train_in_parallel(
     trainings: Sequence[TrainingJob], *, processes: int, progress: Progress = SILENT
 ) -> list[TrainedFiles | TrustError]:
-    """Run the trainings, at most `processes` at once; returns the files or the error of each."""
-    ended: dict[int, TrainedFiles | TrustError] = {}
-    waiting, running = deque(range(len(trainings))), dict[Connection, tuple[int, BaseProcess]]()
+    """Run each training in its own process, at most `processes` at once; returns the files or the error of each."""
     context = multiprocessing.get_context("spawn")
-    progress.start(len(trainings), "networks")
-    try:
-        while waiting or running:
-            while waiting and len(running) < processes:
-                number = waiting.popleft()
-                here, there = context.Pipe(duplex=False)
-                started = context.Process(target=_run_worker, args=(there, trainings[number]), daemon=True)
-                started.start()
-                there.close()
-                running[here] = number, started
-            for ready in wait(list(running)):
-                connection = next(c for c in running if c is ready)
-                number, process = running[connection]
-                message: Message
-                try:
-                    message = connection.recv()
-                except (EOFError, OSError):
-                    process.join()
-                    message = TrustError(
-                        f"the process that trained without {trainings[number].target} died with code "
-                        f"{process.exitcode}; run the same command again to continue"
-                    )
-                if isinstance(message, str):
-                    progress.note(f"{trainings[number].target}: {message}")
-                else:
-                    ended[number] = message
-                    del running[connection]
-                    process.join()
-                    progress.advance()
-    finally:
-        for _, process in running.values():
-            process.terminate()
+    started: list[BaseProcess] = []
+
+    def run(training: TrainingJob) -> TrainedFiles | TrustError:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_run_worker, args=(there, training), daemon=True)
+        process.start()
+        started.append(process)
+        there.close()
+        try:
+            while isinstance(message := here.recv(), str):
+                progress.note(f"{training.target}: {message}")
+        except (EOFError, OSError):
             process.join()
+            message = TrustError(
+                f"the process that trained without {training.target} died with code {process.exitcode}; "
+                "run the same command again to continue"
+            )
+        process.join()
+        progress.advance()
+        ended: TrainedFiles | TrustError = message
+        return ended
+
+    progress.start(len(trainings), "networks")
+    with ThreadPoolExecutor(processes) as pool:
+        try:
+            ended = list(pool.map(run, trainings))
+        except BaseException:  # an interrupt too: the threads wait for their processes
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in started:
+                process.terminate()
+            raise
     progress.finish()
-    return [ended[number] for number in range(len(trainings))]
+    return ended
 
 
 def _run_worker(connection: Connection, training: TrainingJob) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
     try:
-        connection.send(training.run(Lines(connection.send)))
+        connection.send(training.run(NoteForwarder(connection.send)))
     except TrustError as error:
         connection.send(error)
 
 
-class Lines(Progress):
+class NoteForwarder(Progress):
     """Progress that forwards its notes and nothing else."""
 
-    def __init__(self, send: Any) -> None:
+    def __init__(self, send: Callable[[str], object]) -> None:
         self.send = send
 
     def note(self, text: str) -> None:

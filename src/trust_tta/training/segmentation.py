@@ -1,4 +1,4 @@
-"""Training for segmentation: data, random scales and crops, and the cross-entropy of both heads.
+"""Training for segmentation: random scales and crops, and the cross-entropy of both heads.
 
 As MMSegmentation has it: logits are resized to the labels, pixels labeled 255 add nothing, and the sum is divided by
 the number of all pixels, or of the labeled ones alone. There is no color augmentation, so that corruptions stay unseen.
@@ -7,8 +7,7 @@ the number of all pixels, or of the labeled ones alone. There is no color augmen
 from __future__ import annotations
 
 import functools
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,24 +16,16 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
 from trust_tta.data.dataset import Dataset
-from trust_tta.data.masks import resize_mask
-from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.data.segmentation_metrics import IGNORED, count_confusion
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.models.upernet import UPerNet
 from trust_tta.ops.segmentation_logits import CoarseLogits, apply_in_chunks
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.progress import SILENT, Progress
 from trust_tta.training.recipe import SegmentationRecipe
 from trust_tta.training.tasks import Samples, Task, check_images, normalize
 
 AUXILIARY_WEIGHT = 0.4
 _EPSILON = 2.0**-23  # keeps the loss of a batch without labels at zero
-
-Labeled: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # images (n, h, w, 3), labels (n, h, w)
-
-
-# the data
 
 
 def segmentation_preprocessing(dataset: Dataset, recipe: SegmentationRecipe, size: int | None) -> Preprocessing:
@@ -49,28 +40,6 @@ def segmentation_preprocessing(dataset: Dataset, recipe: SegmentationRecipe, siz
         std=recipe.std,
         interpolation="bilinear",
     )
-
-
-def read_segmentation_arrays(dataset: Dataset, preprocessing: Preprocessing, progress: Progress = SILENT) -> Labeled:
-    """All images and masks at the size of the network's input."""
-    if not isinstance(dataset, SegmentationDataset):
-        raise ConfigError(f"{dataset.name} has image labels; segmentation needs masks")
-
-    def read(index: int) -> Labeled:
-        image, mask = preprocessing.fit_image(dataset.image(index)), dataset.mask(index)
-        progress.advance()
-        return image, resize_mask(mask, *image.shape[:2])
-
-    with ThreadPoolExecutor(8) as pool:
-        pairs = list(pool.map(read, range(len(dataset))))
-    sizes = {image.shape[:2] for image, _ in pairs}
-    if len(sizes) > 1:
-        (a, b), (c, d) = sorted(sizes)[0], sorted(sizes)[-1]
-        raise ConfigError(f"the images of {dataset.name} have sizes from {b}x{a} to {d}x{c}; give a size for all")
-    return np.stack([image for image, _ in pairs]), np.stack([mask for _, mask in pairs])
-
-
-# the task
 
 
 def segmentation(classes: int, labels: NDArray[np.uint8], recipe: SegmentationRecipe) -> Task[SegmentationRecipe]:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
-from trust_tta.data.images import check_pixels
+from trust_tta.data.images import check_labels, check_pixels
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.training.recipe import Channels, Recipe, TrainRecipe
 
@@ -56,7 +56,7 @@ def classification(classes: int) -> Task[TrainRecipe]:
 
     def check(images: NDArray[Any], labels: NDArray[Any], recipe: TrainRecipe) -> None:
         check_images(images)
-        check_labels(labels, len(images), classes=classes)
+        check_classes(labels, len(images), classes=classes)
         if recipe.crop_padding >= min(images.shape[1:3]):
             raise ConfigError(
                 f"images of {images.shape[1]}x{images.shape[2]} pixels with crop_padding {recipe.crop_padding}; "
@@ -97,11 +97,11 @@ def check_images(images: NDArray[Any]) -> None:
         raise DataError("there are no images; give at least one")
 
 
-def check_labels(labels: NDArray[Any], images: int, *, classes: int | None = None) -> None:
+def check_classes(labels: NDArray[Any], images: int, *, classes: int) -> None:
     """Refuse labels that are not one integer below `classes` for each image."""
-    if labels.dtype.kind not in "iu" or labels.shape != (images,) or not images:
-        raise DataError(f"labels are {labels.dtype} {labels.shape}; give {images or 'some'} integers, one per image")
-    if classes is not None and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+    if not len(check_labels(labels, "labels are", count=images)):
+        raise DataError("there are no images; give at least one")
+    if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(
             f"labels run from {labels.min()} to {labels.max()} but the network has {classes} classes; "
             f"create it with num_classes={int(labels.max()) + 1}"

@@ -1,38 +1,27 @@
-"""Corrupt a stack of images: choose the figures, seed every image by itself, work in batches and processes."""
+"""Corrupt a stack of images in batches and processes, each image with a random generator of its own."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import multiprocessing
-import operator
-import os
-import signal
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trust_tta.data.corruptions.common import Generators, Pixels, image_generator
+from trust_tta.data.corruptions.common import Generators, Pixels
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, SEVERITIES, Level, choose_table, level_of
 from trust_tta.data.images import check_pixels
-from trust_tta.errors import ConfigError, StateError
+from trust_tta.data.parallel import map_in_order, worker_pool
+from trust_tta.errors import ConfigError
 from trust_tta.schema import did_you_mean
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
 Corruption: TypeAlias = Callable[[Pixels, Generators, Level], Pixels]
 
 _MODULES = ("noise", "blur", "weather", "digital")
 _BATCH_VALUES = 400_000  # values in one batch: its float copies stay in the processor's cache
-_IN_FLIGHT = 3  # tasks per worker that wait or run at a time, so that memory stays bounded
 
 
 @dataclass(frozen=True)
@@ -83,11 +72,7 @@ def check_request(corruption: str, severity: int, seed: int) -> None:
         raise ConfigError(f"unknown corruption {corruption!r}; {did_you_mean(corruption, ALL_CORRUPTIONS)}")
     if isinstance(severity, bool) or severity not in SEVERITIES:
         raise ConfigError(f"severity {severity!r} does not exist; give an integer from 1 to 5")
-    try:
-        negative = operator.index(seed) < 0
-    except TypeError:
-        negative = True
-    if negative:
+    if not isinstance(seed, int | np.integer) or seed < 0:
         raise ConfigError(f"seed {seed!r} is not possible; give an integer >= 0")
 
 
@@ -105,8 +90,7 @@ def run_task(task: CorruptionTask) -> Pixels:
     """The corrupted images of one task."""
     number = ALL_CORRUPTIONS.index(task.corruption)
     generators = [
-        image_generator(seed=task.seed, number=number, severity=task.severity, index=task.first_index + i)
-        for i in range(len(task.images))
+        np.random.default_rng((task.seed, number, task.severity, task.first_index + i)) for i in range(len(task.images))
     ]
     level = level_of(task.corruption, task.severity, task.table)
     return _function_of(task.corruption)(task.images, generators, level)
@@ -118,56 +102,3 @@ def _function_of(corruption: str) -> Corruption:
     modules = (importlib.import_module(f"trust_tta.data.corruptions.{name}") for name in _MODULES)
     function: Corruption = next(getattr(module, corruption) for module in modules if hasattr(module, corruption))
     return function
-
-
-def check_workers(workers: int) -> None:
-    """Refuse a number of processes that is not an integer >= 1."""
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ConfigError(f"workers {workers!r} is not possible; give a number of processes >= 1")
-
-
-@contextmanager
-def worker_pool(workers: int) -> Iterator[Executor | None]:
-    """A pool of processes, or None where one worker means this process."""
-    check_workers(workers)
-    if workers == 1:
-        yield None
-        return
-    # spawn: a fork of a process with running threads can hang
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_follow_parent)
-    try:
-        yield pool
-    except BrokenProcessPool as error:
-        raise StateError(
-            f"one of {workers} worker processes died; use workers=1 or free memory, "
-            "and in a script call this under `if __name__ == '__main__':`"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def map_in_order(pool: Executor | None, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
-    """The results of `function`, in the order of the tasks, with a bounded number of tasks under way."""
-    if pool is None:
-        yield from map(function, tasks)
-        return
-    limit = _IN_FLIGHT * (getattr(pool, "_max_workers", None) or 1)
-    waiting: deque[Future[Result]] = deque()
-    for task in tasks:
-        waiting.append(pool.submit(function, task))
-        if len(waiting) >= limit:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
-
-
-def _follow_parent() -> None:
-    """Leave an interrupt to the parent, and do not outlive it."""
-
-    def exit_after_parent() -> None:
-        if (parent := multiprocessing.parent_process()) is not None:
-            parent.join()
-            os._exit(1)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=exit_after_parent, daemon=True).start()

@@ -63,7 +63,7 @@ def defocus_blur(images: Pixels, generators: Generators, level: Level) -> Pixels
 
 
 def streak_weights(radius: float, sigma: float) -> Floats:
-    """Half a bell along the motion: weight i belongs to the pixel i steps ahead; they sum to 1."""
+    """One side of a Gaussian along the motion: weight i is that of the pixel i steps ahead; they sum to 1."""
     steps = np.arange(2 * math.ceil(radius) + 1)
     bell: Floats = np.exp(-(steps**2) / (2 * sigma**2))
     weights: Floats = bell / bell.sum()

@@ -1,4 +1,4 @@
-"""Shared by the corruptions: conversion between bytes and floats in 0..1, and a random generator per image."""
+"""Shared by the corruptions: conversion between bytes and floats in 0..1, and random numbers for each image."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from numpy.typing import NDArray
 Pixels: TypeAlias = NDArray[np.uint8]  # (n, h, w, 3)
 Floats: TypeAlias = NDArray[np.float64]
 Generators: TypeAlias = Sequence[np.random.Generator]
-
-
-def image_generator(*, seed: int, number: int, severity: int, index: int) -> np.random.Generator:
-    """The random generator of image `index`, independent of batch and process."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, number, severity, index))))
 
 
 def to_unit(images: Pixels) -> Floats:

@@ -43,6 +43,6 @@ def choose_table(table: str | None, *, height: int, width: int) -> str:
 
 
 def level_of(corruption: str, severity: int, table: str) -> Level:
-    """The figures of one corruption at one severity."""
+    """The parameters of one corruption at one severity."""
     levels = CIFAR_LEVELS if table == "cifar" else IMAGENET_LEVELS
     return levels[corruption][severity - 1]
