@@ -87,7 +87,7 @@ class ShiftDetector(StateModule):
 
 def describe(images: Tensor) -> Tensor:
     """Descriptions (n, features) of images (n, channels, h, w), normalized or with pixels of 0 to 255."""
-    images = images / torch.where(images.abs().amax() > _MAX_NORMALIZED, _DEVIATION, 1.0)
+    images = images / (1 + (_DEVIATION - 1) * (images.abs().amax() > _MAX_NORMALIZED))
     gray = images.mean(1, keepdim=True)
     color = images - gray
     level = gray.mean((1, 2, 3))
