@@ -440,7 +440,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measured(cells: Sequence[Cell]) -> str:
-    """Images per domain, seeds and date of the cells, one sentence."""
+    """Images per domain, seeds, devices and date of the cells, one sentence."""
     limits = sorted({cell.key.limit or 0 for cell in cells})
     seeds = sorted({cell.key.seed for cell in cells})
     version = sorted({cell.provenance.trust_tta for cell in cells})
@@ -449,7 +449,8 @@ def _measured(cells: Sequence[Cell]) -> str:
     repeated = f"; {', '.join(f'`{name}`' for name in REPEATED)} over {len(seeds)} seeds" if len(seeds) > 1 else ""
     kinds = sorted({cell.key.domain for cell in cells} - {"clean"})
     domains = f" ({', '.join(kinds)})" if len(kinds) < len(CORRUPTIONS) else ""
-    return f"{images} images of each domain{domains}{repeated}; trust-tta {', '.join(version)}, {last}."
+    devices = " and ".join(sorted({cell.provenance.device for cell in cells}))
+    return f"{images} images of each domain{domains}{repeated}; on {devices}; trust-tta {', '.join(version)}, {last}."
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def test_startup_rows_are_timed_in_new_processes(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_first_batches_of_all_methods_run_side_by_side() -> None:
-    rows = fill_gpu_caches("vmamba_nano", device="cpu", batches=(4,), size=32)
+    rows = fill_gpu_caches("vmamba_nano", device="cpu", batches=(8,), size=32)
     assert [row.failed for row in rows] == [""] * 10
 
 
