@@ -157,7 +157,7 @@ def _lines(rows: Iterable[tuple[str, Mapping[str, float | None]]], methods: Iter
 
 
 def advice(gains: Mapping[str, Gains], passes: Mapping[str, str]) -> list[str]:
-    """Which method to take, as far as the numbers say it."""
+    """Recommendations that follow from the numbers."""
     first, second = sorted(gains, key=lambda method: -gains[method].mean)[:2]
     places = len(gains[first].by_place)
     ahead = sum(
@@ -183,7 +183,7 @@ def advice(gains: Mapping[str, Gains], passes: Mapping[str, str]) -> list[str]:
 
 
 def other_rates() -> str:
-    """What the best of the baselines gains at a rate of its own, on other images."""
+    """The best baseline at a learning rate of its own, on other images."""
     rows = [row for row in read("rates") if row.stream == ("cifar10-c", "online", 128)]
     own = {label: [row for row in rows if row.label == label] for label in labels(rows)}
     means = {label: statistics.fmean(row.accuracy for row in found) for label, found in own.items()}

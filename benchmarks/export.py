@@ -161,7 +161,7 @@ def page(record: dict[str, Any]) -> str:
 
 
 def circumstances(row: dict[str, Any]) -> str:
-    """What was met while a row was measured, and of real weights how many images are right."""
+    """Conditions of a measurement, and the accuracy of real weights."""
     made, right = row["machine"], row["accuracy"]
     said = (
         f"`{row['network']}`: {row['rounds']} rounds in turn on {made['threads']} threads of {made['processor']}, load "

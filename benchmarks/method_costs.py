@@ -1,4 +1,4 @@
-"""What a batch costs under each method: passes, milliseconds and memory, VMamba-T at 224 pixels, every image counting.
+"""Cost of a batch under each method: passes, milliseconds and memory, VMamba-T at 224 pixels, every image counting.
 
     python -m benchmarks.method_costs RECORD.json [--batch 128] [--dtype bf16] [--methods tent,trust]
     python -m benchmarks.method_costs RECORD.json --page PAGE.md    the table of a record
@@ -83,7 +83,7 @@ def cost_of(name: str, wanted: argparse.Namespace, images: torch.Tensor) -> dict
 
 
 def needs(name: str, model: torch.nn.Module, images: torch.Tensor) -> dict[str, Any]:
-    """What a method asks for before it can start, and margins that let every image of a random network count."""
+    """Options that a method requires, and margins at which each image of a random network counts."""
     every: dict[str, Any] = {"margin": 2.0}
     if name in ("eta", "rdumb"):
         return every | {"d_margin": 2.0}

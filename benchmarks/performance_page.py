@@ -121,7 +121,7 @@ def scan_table() -> str:
 
 
 def accuracy_section() -> list[str]:
-    """What the kernels do to the accuracy, against the same methods without them."""
+    """Accuracy with the kernels, against the same methods without them."""
     runs = json.loads((RESULTS / "six_corruptions_kernels.json").read_text(encoding="utf-8"))
     lines = ["| method | float32 | plain | bf16 | plain |", "| --- | --- | --- | --- | --- |"]
     for method in ("source", "tent", "trust"):
@@ -217,7 +217,7 @@ def one_image_section() -> list[str]:
 
 
 def half_precision_section(cpu: Speeds) -> list[str]:
-    """What `--dtype bf16` brings on a CPU, and what it does to the accuracy."""
+    """Speed and accuracy of `--dtype bf16` on a CPU."""
     batch = cpu.record["settings"]["batches"][0]
     works = [w for w in ("forward by the method 'source'", "Tent", "TRUST K=6 sequential") if cpu.row(w, "bf16", batch)]
     runs = optional_record("six_corruptions_cpu.json")

@@ -64,7 +64,7 @@ RECORDS = (
         "`worlds.csv`",
         "[Worlds](worlds.md), [which method](choose.md)",
         "`python -m benchmarks.worlds run`, `page`",
-        "a CPU",
+        "a CPU and one H200",
     ),
     ("`guard.json`", "[the guard](guard.md)", "`python -m benchmarks.guard run`, `page`", "a CPU"),
     ("`orders.csv`", "[six orders](tables/orders.md)", BENCH.format("results/orders"), GPU),

@@ -36,7 +36,7 @@ from trust_tta.models.typed import create_model
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is measured: each axis in turn, the other two held at a fixed place."""
+    """The settings to measure: each axis in turn, the other two fixed."""
 
     model: str = "vmamba_tiny_s1l8_bn"
     dtype: str = "bf16"

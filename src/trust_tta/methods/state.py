@@ -44,7 +44,7 @@ class Counters:
 
 def save_state(method: Method) -> dict[str, Any]:
     """The whole state as copied tensors and plain values."""
-    extra = {name: value for name in method.state_names if (value := getattr(method, name)) is not None}
+    extra = extra_state(method)
     state: dict[str, Any] = {"format": STATE_FORMAT, "method": method.name, **method.weights.state_dict()}
     state |= {"statistics": method.statistics.state(), "extra": extra, "counters": asdict(method.counters)}
     if buffers := method.network_buffers.values():
@@ -88,7 +88,7 @@ def restored_on_error(method: Method) -> Iterator[None]:
     """Restore the method if the block raises; a batch refused for its predictions is counted."""
     vector, optimizer = method.weights.snapshot(), clone(method.weights.optimizer_state)
     statistics, buffers = method.statistics.state(), method.network_buffers.values()
-    extra = clone({name: getattr(method, name) for name in method.state_names})
+    extra = clone(extra_state(method))
     counters, before = replace(method.counters), method.prediction_before
     try:
         yield
@@ -102,6 +102,11 @@ def restored_on_error(method: Method) -> Iterator[None]:
         method.counters.refused += isinstance(error, DataError)
         method.prediction_before = before
         raise
+
+
+def extra_state(method: Method) -> dict[str, Any]:
+    """The attributes that `state_spec` names and that are not None."""
+    return {name: value for name in method.state_names if (value := getattr(method, name)) is not None}
 
 
 def set_extra_state(method: Method, values: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ _FINEST = 4  # index of the finest diagonal details among the contrasts
 _RATIO = 3.0  # ratios of contrasts vary a third as much as contrasts do
 _FAINT = 1e-3  # contrast below which nothing is seen, in units of the network's input
 _MAX_NORMALIZED = 16.0  # no normalized pixel is beyond; networks that are, take pixels of 0 to 255
-_DEVIATION = 64.0  # of such pixels, about
+_PIXEL_DEVIATION = 64.0  # standard deviation of such pixels, roughly
 
 
 class ShiftDetector(StateModule):
@@ -87,7 +87,8 @@ class ShiftDetector(StateModule):
 
 def describe(images: Tensor) -> Tensor:
     """Descriptions (n, features) of images (n, channels, h, w), normalized or with pixels of 0 to 255."""
-    images = images / (1 + (_DEVIATION - 1) * (images.abs().amax() > _MAX_NORMALIZED))
+    takes_pixels = images.abs().amax() > _MAX_NORMALIZED
+    images = images / (1 + (_PIXEL_DEVIATION - 1) * takes_pixels)  # `torch.where` of numbers would wait for the device
     gray = images.mean(1, keepdim=True)
     color = images - gray
     level = gray.mean((1, 2, 3))
