@@ -10,13 +10,14 @@ from benchmarks import tide_constants
 
 from tests.methods.networks import batches, convnet, make
 from trust_tta.methods.tide import constants
+from trust_tta.methods.tide.class_prior import bias_share
 
 
 def test_a_constant_is_changed_where_it_is_used_and_only_inside() -> None:
-    method = make("tide", convnet())
-    with tide_constants.changed("low_error", 2.0):
-        assert float(method.pace(torch.tensor(0.06))) == pytest.approx(0.25 * 0.94)
-    assert float(method.pace(torch.tensor(0.06))) == pytest.approx(0.5 * 0.94)
+    scores, spread = torch.ones(1, 2), torch.tensor([[1e6, 1e6]])
+    with tide_constants.changed("clean_bias", 2.0):
+        assert float(bias_share(scores * 1e6, spread)) == pytest.approx(1 / 1.1)
+    assert float(bias_share(scores * 1e6, spread)) == pytest.approx(1 / 1.05)
     with tide_constants.changed("clusters", 0.5):
         assert constants.TIDE.clusters == 4
         make("tide", convnet())(batches(1)[0])
@@ -26,7 +27,7 @@ def test_a_constant_is_changed_where_it_is_used_and_only_inside() -> None:
 def test_page_has_a_row_for_each_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = [("as it is", "lr", 1.0), ("lr x 2", "lr", 2.0), ("low_error x 0.5", "low_error", 0.5)]
+    changes = [("as it is", "lr", 1.0), ("lr x 2", "lr", 2.0), ("clean_bias x 0.5", "clean_bias", 0.5)]
     monkeypatch.setattr(tide_constants, "changes", lambda: changes)
     store, page = f"--store={tmp_path / 'c.sqlite'}", tmp_path / "page.md"
     assert tide_constants.main(["run", store, "--worlds=shipped_nano", "--images=8", "--device=cpu"]) == 0
@@ -34,19 +35,19 @@ def test_page_has_a_row_for_each_change(
     assert "tide" in capsys.readouterr().out
     text = page.read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| `")]
-    assert [row.split("`")[1] for row in rows] == ["lr x 2", "low_error x 0.5"]
+    assert [row.split("`")[1] for row in rows] == ["lr x 2", "clean_bias x 0.5"]
     assert "8 images each" in text
 
 
 def test_a_change_is_chosen_on_the_other_worlds() -> None:
-    changes = {"as it is": (0.0, 0.0, 0.0), "lr x 2": (-1.0, 0.4, 0.8), "low_error x 2": (0.6, 0.2, -0.8)}
+    changes = {"as it is": (0.0, 0.0, 0.0), "lr x 2": (-1.0, 0.4, 0.8), "clean_bias x 2": (0.6, 0.2, -0.8)}
     worlds = ("shipped_nano", "layernorm_nano", "resnet56")
     gains = {(label, world): gain for label, row in changes.items() for world, gain in zip(worlds, row, strict=True)}
     rows = [
         [part.strip(" `") for part in row.split("|")[2:5]]
         for row in tide_constants.left_out(gains, worlds).splitlines()[2:]
     ]
-    assert rows == [["lr x 2", "+0.6", "-1.0"], ["as it is", "+0.0", "+0.0"], ["low_error x 2", "+0.4", "-0.8"]]
+    assert rows == [["lr x 2", "+0.6", "-1.0"], ["as it is", "+0.0", "+0.0"], ["clean_bias x 2", "+0.4", "-0.8"]]
 
 
 def test_at_most_twenty_constants_are_chosen() -> None:

@@ -209,7 +209,7 @@ def test_a_picture_counts_for_many_images_in_the_statistics_of_the_stream() -> N
 
 @pytest.mark.parametrize("pictures", [2, 8])
 def test_the_step_of_tide_grows_with_the_images_that_a_segmented_image_stands_for(pictures: int) -> None:
-    method = make("tide", upernet("layer"), lr=1e-3, source_decay=0.0, error_scaling=False)
+    method = make("tide", upernet("layer"), lr=1e-3, source_decay=0.0, step_scaling=False)
     start = method.weights.snapshot().clone()
     method(batches(1, images=pictures)[0])
     moved = (method.weights.snapshot() - start).abs()

@@ -189,6 +189,11 @@ class Statistics(nn.Module):
             self.load(before)
             self._set_groups(groups)
 
+    def stream_share(self) -> Tensor | None:
+        """Mean proportion () of the stream in the statistics of the BatchNorms; None without any."""
+        norms = self.stream_norms
+        return torch.stack([norm.share.to(norms[0].share) for norm in norms]).mean() if norms else None
+
     def restore_source(self) -> None:
         self._set_groups(None)
         for part in (*self.norms.values(), *self._parts.values()):

@@ -114,7 +114,7 @@ class _TideKeywords(_LearningKeywords, total=False):
     views: Literal["mirror", "none"]
     source_decay: float
     correct_prior: bool
-    error_scaling: bool
+    step_scaling: bool
 
 class _OfficialKeywords(_EtaKeywords, total=False): ...
 

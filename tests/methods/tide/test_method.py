@@ -15,6 +15,7 @@ from tests.golden import load_golden
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba
 from trust_tta.errors import StateError, TrustWarning
 from trust_tta.methods.tide import method as tide_method
+from trust_tta.methods.tide.class_prior import bias_share
 from trust_tta.methods.tide.method import Tide, adaptation_loss, step_scale
 
 
@@ -113,7 +114,7 @@ def test_an_update_is_as_long_as_the_square_root_of_the_images() -> None:
     """Adam's first step has the length of the learning rate in every weight."""
     moved = {}
     for images in (2, 8):
-        method: Tide = make("tide", convnet(), lr=1e-3, source_decay=0.0, error_scaling=False, views="none")
+        method: Tide = make("tide", convnet(), lr=1e-3, source_decay=0.0, step_scaling=False, views="none")
         before = method.weights.snapshot()
         method(batches(1, images=images)[0])
         moved[images] = float((method.weights.snapshot() - before).abs().max())
@@ -137,28 +138,33 @@ def test_expected_errors_are_the_mean_over_the_last_images_of_the_domain() -> No
         assert float(method.error) == pytest.approx(error, rel=1e-5)
 
 
-@pytest.mark.parametrize(("error", "pace"), [(0.0, 0.0), (0.06, 0.47), (0.12, 0.88), (0.5, 0.5), (1.0, 0.0)])
-def test_steps_are_short_where_few_or_many_errors_are_expected(error: float, pace: float) -> None:
+@pytest.mark.parametrize(
+    ("error", "stream", "bias", "pace"),
+    [(0.0, 0.3, 0.2, 0.3), (0.5, 0.3, 0.4, 0.2), (1.0, 0.3, 0.9, 0.0), (0.2, 0.0, 0.0, 0.0)],
+)
+def test_steps_are_short_without_signs_of_a_shift(error: float, stream: float, bias: float, pace: float) -> None:
     method: Tide = make("tide", convnet())
-    assert float(method.pace(torch.tensor(error))) == pytest.approx(pace)
+    for norm in method.statistics.stream_norms:
+        norm.share.fill_(stream)
+    assert float(method.pace(torch.tensor(error), torch.tensor(bias))) == pytest.approx(pace)
 
 
-def test_where_no_errors_are_expected_nothing_is_learned() -> None:
-    """A large scale of the logits makes predictions wholly sure; the weights start one away from the source."""
-    for scale, learns in ((0.1, True), (1e4, False)):
-        model = convnet()
-        model.head.weight.data.mul_(scale)
-        method: Tide = make("tide", model, lr=1e-5, source_decay=0.1, correct_prior=False, views="none")
-        source = method.weights.snapshot()
-        method.weights.load(source + 1)
-        method(batches(1, images=128)[0])
-        moved = method.weights.snapshot() - source
-        assert float(moved.mean()) == pytest.approx(0.9, abs=2e-3)
-        assert (float(moved.std()) > 1e-5) == learns  # Adam's steps go both ways
+def test_without_batchnorm_the_bias_of_predictions_tells_a_shift() -> None:
+    method: Tide = make("tide", vmamba("layer"))
+    assert method.statistics.stream_share() is None
+    assert float(method.pace(torch.tensor(0.5), torch.tensor(0.4))) == pytest.approx(0.2)
 
 
-def test_without_error_scaling_steps_keep_their_length() -> None:
-    assert float(make("tide", convnet(), error_scaling=False).pace(torch.tensor(0.01))) == 1
+def test_the_first_images_are_no_sign_of_a_bias() -> None:
+    """Even scores have no bias, scores that never change nothing else, and one image tells nothing."""
+    alike = torch.tensor([[2.0, -1.0, -1.0]])
+    assert float(bias_share(0 * alike, torch.tensor([[64.0, 32.0]]))) == 0
+    assert float(bias_share(32 * alike, torch.tensor([[32 * 2.0, 32.0]]))) == pytest.approx(1 / 1.05)
+    assert float(bias_share(alike, torch.tensor([[2.0, 1.0]]))) == 0
+
+
+def test_without_step_scaling_steps_keep_their_length() -> None:
+    assert float(make("tide", convnet(), step_scaling=False).pace(torch.tensor(0.01), None)) == 1
 
 
 def test_a_mirrored_batch_has_the_same_prediction() -> None:

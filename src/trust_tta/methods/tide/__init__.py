@@ -25,13 +25,15 @@ p_i be the mean probability of the two views of image i, and n the images of the
 5. **Loss**. The mutual information of images and classes, L = - 1/n sum_i KL(p_i || q), for the geometric mean p_i of
    the views and the mean prediction q of the stream. Classes of pixels are too uneven for it: segmentation minimizes
    the class confusion (Jin et al., ECCV 2020).
-6. **Step**. Adam gives a step s for the N weights; with the expected error rate e of the domain,
+6. **Step**. Adam gives a step s for the N weights; with the expected error rate e of the domain, and with the larger,
+   A, of the mean share a over the BatchNorms (2) and the share a of the bias (4),
 
-       theta  <-  theta + s (1 - w) min(1, e / 0.12) (1 - e) sqrt(n / 128 C) sqrt(2^19 / max(N, 2^14))
+       theta  <-  theta + s (1 - w) A (1 - e) sqrt(n / 128 C) sqrt(2^19 / max(N, 2^14))
        theta  <-  theta + (1 - (1 - source_decay)^(n/128)) (theta_source - theta).
 
-   Steps are short where labels are correlated, where few errors are expected, so that there is little to learn, and
-   where many are, so that there is little to learn from; n / C is the number of images of a domain. Steps of Adam grow
-   with the square root of the number of weights; the last factor makes them equally long in all networks.
+   Steps are short where labels are correlated, where the stream is like the training data, so that there is little to
+   learn, and where many errors are expected, so that there is little to learn from; n / C is the number of images of a
+   domain. Steps of Adam grow with the square root of the number of weights; the last factor makes them equally long in
+   all networks.
 All constants are in `constants.py`; `method.py` is the method.
 """

@@ -56,18 +56,25 @@ class Corrected(NamedTuple):
 def network_bias(scores: Tensor, spread: Tensor, groups: Tensor | None = None) -> Tensor:
     """Bias (1 or n, classes) in the network's log-probabilities, from `scores` and `spread` of a `PriorMemory`.
 
-    As in `source_mixing.py`: the squared bias D is weighed against chance and against what clean images have, a
-    fraction of the mean square of the log-probabilities. `groups` (n,): the domain of each image of a mixed stream.
+    `groups` (n,): the domain of each image of a mixed stream.
+    """
+    mean = scores / spread[:, 1:].clamp_min(1e-6)
+    bias = mean * bias_share(scores, spread)[:, None]
+    return bias[:1] if groups is None else bias[1 + groups]
+
+
+def bias_share(scores: Tensor, spread: Tensor) -> Tensor:
+    """Share (1 + clusters,) of the mean log-probabilities that is bias, by `scores` and `spread` of a `PriorMemory`.
+
+    As in `source_mixing.py`: their mean square D is weighed against chance and against what clean images have, a
+    fraction of the mean square of the log-probabilities.
     """
     square, images = spread.unbind(1)
     images = images.clamp_min(1e-6)
-    bias = scores / images[:, None]
-    distance = bias.square().mean(1)
+    distance = (scores / images[:, None]).square().mean(1)
     chance = (square / images - distance).clamp_min(0) / (images - 1).clamp_min(1e-6)
     expected = TIDE.standard_errors**2 * chance + TIDE.clean_bias * square / images
-    share = distance / (distance + expected).clamp_min(1e-12) * (images > 1)
-    bias = bias * share[:, None]
-    return bias[:1] if groups is None else bias[1 + groups]
+    return distance / (distance + expected).clamp_min(1e-12) * (images > 1)
 
 
 def correct_prior(p: Tensor, memory: PriorMemory, *, groups: Tensor | None = None) -> Corrected:

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from pydantic import model_validator
@@ -19,7 +19,7 @@ from trust_tta.methods.losses import class_confusion, confusion_loss
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
-from trust_tta.methods.tide.class_prior import PriorMemory, correct_prior, network_bias
+from trust_tta.methods.tide.class_prior import PriorMemory, bias_share, correct_prior, network_bias
 from trust_tta.methods.tide.constants import TIDE
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, apply_in_chunks
 from trust_tta.schema import Fraction, Rate
@@ -28,7 +28,8 @@ _MIN_LOG_P = math.log(1e-12)
 _REMOVED = ("loss", "temperature")
 _RENAMED = {
     "pull": "source_decay",
-    "restraint": "error_scaling",
+    "restraint": "step_scaling",
+    "error_scaling": "step_scaling",
     "frequencies": "correct_prior",
     "shares": "source_mixing",
     "mixtures": "domain_clusters",
@@ -40,11 +41,11 @@ class TideOptions(LearningOptions):
     `views`: average with the mirror image, or not, where left and right matter.
 
     `source_mixing`: shrink the stream's BatchNorm statistics towards the source's. `domain_clusters`: statistics for
-    each domain of a mixed stream. `correct_prior`: correct predictions by the class prior. `error_scaling`: shorter
-    steps where few errors are expected.
+    each domain of a mixed stream. `correct_prior`: correct predictions by the class prior. `step_scaling`: shorter
+    steps where the stream is like the training data, or many errors are expected.
     """
 
-    lr: Rate = 1e-3
+    lr: Rate = 2e-3
     parameters: ParameterSet = "auto"
     statistics: StatisticsKind = "stream"
     source_mixing: bool = True
@@ -53,7 +54,7 @@ class TideOptions(LearningOptions):
     views: Literal["mirror", "none"] = "mirror"
     source_decay: Fraction = 0.04
     correct_prior: bool = True
-    error_scaling: bool = True
+    step_scaling: bool = True
 
     @model_validator(mode="before")
     @classmethod
@@ -72,11 +73,12 @@ class TideOptions(LearningOptions):
 
 class Prediction(NamedTuple):
     """Log-probabilities (n, classes), corrected by the class prior; its memory with the batch, None for pixels; the
-    `weight` () of the local prior."""
+    `weight` () of the local prior; `bias_share` (), None for pixels."""
 
     log_p: Logits
     memory: PriorMemory | None
     weight: Tensor
+    bias_share: Tensor | None
 
 
 class Tide(Learner):
@@ -147,7 +149,8 @@ class Tide(Learner):
             views = forward_views(forward, images, mirror=mirror)
             prediction = self.correct_prior(views.detach())
             error = self.expected_error(prediction.log_p)
-            self.update_weights(views, prediction, len(images), pace=self.pace(error) * (1 - prediction.weight))
+            pace = self.pace(error, prediction.bias_share) * (1 - prediction.weight)
+            self.update_weights(views, prediction, len(images), pace=pace)
             if self.prediction_before is None:
                 self.prediction_before = prediction.log_p
         if self.options.predict == "after":
@@ -165,16 +168,16 @@ class Tide(Learner):
         """
         if isinstance(views, CoarseLogits) or views.dim() > 3:
             log_p = log_mean_probability(views, least=_MIN_LOG_P)
-            return Prediction(log_p, None, self.weights.vector.new_zeros(()))
+            return Prediction(log_p, None, self.weights.vector.new_zeros(()), None)
         p = views.exp().mean(0).clamp_min(1e-12)
         known = [value for name in PriorMemory._fields if (value := getattr(self, name)) is not None]
         memory = PriorMemory(*known) if len(known) == len(PriorMemory._fields) else PriorMemory.empty(p)
         memory = PriorMemory(*(value * self.statistics.unchanged for value in memory))  # the domain may be a new one
         corrected = correct_prior(p, memory, groups=self.statistics.groups)
-        if not self.options.correct_prior:  # the loss needs the marginal
-            unbiased = corrected.memory._replace(scores=torch.zeros_like(corrected.memory.scores))
-            return Prediction(p.log(), unbiased, p.new_zeros(()))
-        return Prediction(corrected.p.log(), corrected.memory, corrected.weight)
+        share = bias_share(corrected.memory.scores, corrected.memory.spread)[0]
+        if not self.options.correct_prior:
+            return Prediction(p.log(), corrected.memory, p.new_zeros(()), share)
+        return Prediction(corrected.p.log(), corrected.memory, corrected.weight, share)
 
     def expected_error(self, log_p: Logits) -> Tensor:
         """Error rate () that the predictions (n, classes, ...) of the domain's last images expect of themselves."""
@@ -185,10 +188,18 @@ class Tide(Learner):
         images = detector.images.clamp(log_p.shape[0], max(TIDE.domain_images, log_p.shape[0]))
         return self.error.lerp(now, log_p.shape[0] / images)
 
-    def pace(self, error: Tensor) -> Tensor:
-        """Factor () of the step for an expected error rate (): there is little to learn where it is low, and little to
-        learn from where it is high."""
-        return (error / TIDE.low_error).clamp_max(1) * (1 - error) if self.options.error_scaling else error.new_ones(())
+    def pace(self, error: Tensor, bias_share: Tensor | None) -> Tensor:
+        """Factor () of the step: the evidence of a shift, times the expected rate of correct predictions.
+
+        The evidence is the stream's share in the BatchNorm statistics or that of bias in the mean log-probabilities,
+        whichever is larger.
+        """
+        if not self.options.step_scaling:
+            return error.new_ones(())
+        shares = [share for share in (self.statistics.stream_share(), bias_share) if share is not None]
+        if not shares:
+            return TIDE.unknown_shift * (1 - error)
+        return torch.stack([share.to(error) for share in shares]).amax() * (1 - error)
 
     def update_weights(self, views: Logits, prediction: Prediction, images: int, *, pace: Tensor) -> None:
         """Step 6 of the equations: one step of Adam, `pace` () times as long, then decay towards the source."""
@@ -205,8 +216,8 @@ class Tide(Learner):
     def infer(self, images: Tensor) -> Logits:
         """Log-probabilities (n, classes, ...) for even classes, of the state as it is."""
         views = forward_views(self.frozen_logits, images, mirror=self.options.views == "mirror")
-        if isinstance(views, Tensor) and self.scores is not None and self.spread is not None:
-            views = views - network_bias(self.scores, self.spread, self.statistics.groups)
+        if isinstance(views, Tensor) and self.options.correct_prior and self.scores is not None:
+            views = views - network_bias(self.scores, cast(Tensor, self.spread), self.statistics.groups)
         return log_mean_probability(views, least=_MIN_LOG_P)
 
 
