@@ -51,9 +51,9 @@ def run(arguments: Namespace) -> None:
 
 
 def rank(parts: Sequence[RunConfig], *, k: int, out: Path | None) -> None:
-    """Print the ranking of each experiment; write the mean to `out`.json, or records to a folder.
+    """Print the ranking of each experiment.
 
-    The folder gets a record for each domain of one experiment, or for each of several experiments.
+    `out` is a JSON file for the mean, or a folder for a record of each domain, or of each of several experiments.
     """
     from trust_tta.bench.experiment import rank_domains
     from trust_tta.report.text import printable
@@ -80,13 +80,13 @@ def rank(parts: Sequence[RunConfig], *, k: int, out: Path | None) -> None:
 
 
 def with_limit(config: RunConfig) -> RunConfig:
-    """The experiment, on DEFAULT_LIMIT images per domain if it sets no limit itself."""
+    """The experiment with DEFAULT_LIMIT images per domain, unless it sets a limit."""
     data = config.data
     return config if data.limit is not None else config.changed(data=data.changed(limit=DEFAULT_LIMIT))
 
 
 def heat_map(mean: EntropyByOrder, domains: Sequence[EntropyByOrder], *, shades: str) -> str:
-    """A line for each order, ascending: mean entropy, a bar, a shade for each domain; the chosen ones are marked."""
+    """A line for each order: `*` if chosen, its mean entropy, a bar, and a shade for each domain."""
     found = [record.by_order for record in domains]
     values = [value for record in domains for value in record.entropy]
     low, high = min(values), max(values)
