@@ -122,7 +122,7 @@ def test_a_process_waits_for_cells_that_another_holds(tmp_path: Path) -> None:
     experiment = read_config(config)
     last = make_plan(experiment).keys[-1]
     with ResultStore(store) as holder:
-        assert holder.claim(last)
+        assert holder.claim([last])
         process = start(config, store)
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(12)]

@@ -112,7 +112,7 @@ def test_cells_claimed_elsewhere_are_waited_for(ray: ModuleType, tmp_path: Path)
     from trust_tta.bench.experiment import make_plan
 
     other = ResultStore(config.store)
-    assert other.claim(make_plan(config).keys[0])
+    assert other.claim([make_plan(config).keys[0]])
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGUSR1))
     before = signal.signal(signal.SIGUSR1, lambda *_: other.close())
     timer.start()

@@ -196,7 +196,7 @@ def run_sequences(
     while left:
         held = []
         for sequence in left:
-            if keys := list(store.claim_all(sequence.keys)):
+            if keys := list(store.claim(sequence.keys)):
                 _run_claimed(experiment, writer, sequence, keys, provenance)
             else:
                 held.append(sequence)

@@ -221,7 +221,7 @@ class _Driver:
     def _submit_tasks(self, max_tasks: int) -> None:
         while self.waiting and len(self.running) < max_tasks:
             number, index = self.waiting.popleft()
-            wanted = self.stores[number].claim_all(self._sequence(number, index).keys)
+            wanted = self.stores[number].claim(self._sequence(number, index).keys)
             if wanted:
                 task = self.task.remote([self.payloads[number]], index, self.resources_per_task.cpus)
                 self.running[task] = _SequenceTask(number, index, list(wanted))
