@@ -31,11 +31,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import torch
+from benchmarks import pages
+from benchmarks.pages import fill, write_record
 
 from tests.live.toys import states_equal
 from tests.serve.services import CLASSES, PRIVATE, Process, picture, pixels, process
 from tests.serve.test_limits import malformed
-from trust_tta.atomic import replacing
 from trust_tta.live.snapshots import Folder, Snapshot
 from trust_tta.serve.network import open_network
 
@@ -422,13 +423,9 @@ def main(given: list[str] | None = None) -> None:
             busy = os.getloadavg()[0]
             record[part] = run() | {"load_average_before": round(busy, 2), "cores": os.cpu_count()}
             say(f"{part}: {json.dumps(record[part])}")
-            with replacing(arguments.out) as file:
-                file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            write_record(arguments.out, record)
     if arguments.page:
-        before, rest = arguments.page.read_text(encoding="utf-8").split(BEGIN)
-        text = f"{before}{BEGIN}\n{table(record)}\n{END}{rest.split(END)[1]}"
-        with replacing(arguments.page) as file:
-            file.write_text(text, encoding="utf-8")
+        fill(arguments.page, BEGIN, END, f"\n{table(record)}\n")
 
 
 def table(record: dict[str, Any]) -> str:
@@ -458,8 +455,7 @@ def table(record: dict[str, Any]) -> str:
             f"{bad['tracebacks']} tracebacks, the process {'alive' if bad['alive'] else 'dead'}",
         ],
     }
-    lines = [f"| {part} | {'; '.join(found)} |" for part, found in rows.items()]
-    return "\n".join(["| part | found |", "| --- | --- |", *lines])
+    return pages.table(["part", "found"], [(part, "; ".join(found)) for part, found in rows.items()])
 
 
 def kept(kills: dict[str, Any]) -> list[str]:

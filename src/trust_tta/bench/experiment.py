@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,7 +28,6 @@ from trust_tta.progress import SILENT, Progress
 from trust_tta.results.display import BASELINES
 from trust_tta.results.order_records import EntropyByOrder
 from trust_tta.results.record import CellKey
-from trust_tta.results.store import ResultStore
 
 WARM_UP_IMAGES = 2  # kernels are compiled for the shape of an image, whatever the batch size
 SHORT_STREAM = 4  # batches, too few to learn from
@@ -132,25 +130,6 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Experime
             "smaller batches, more images or the setting continual"
         )
     return replace(plan, sequences=tuple(sequences), warnings=tuple(shown))
-
-
-def estimate_costs(plan: ExperimentPlan, store: ResultStore) -> ExperimentPlan:
-    """The plan with measured costs of methods that have finished cells, and the other estimates scaled to them."""
-    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
-    estimated = {(sequence.keys[0].method, sequence.keys[0].options): sequence.cost for sequence in plan.sequences}
-    for cell in store.results(lambda key: (key.method, key.options) in estimated, history=False):
-        seconds[cell.key.method, cell.key.options].append(cell.result.seconds_total / max(1, cell.batches))
-    known = {kind: statistics.median(found) for kind, found in seconds.items()}
-    rates = [taken / estimated[kind] for kind, taken in known.items() if taken > 0]
-    if not rates:
-        return plan
-    usual, unit = statistics.median(rates), min(rates)  # seconds of one forward pass
-
-    def cost(sequence: CellSequence) -> int:
-        taken = known.get((sequence.keys[0].method, sequence.keys[0].options), sequence.cost * usual)
-        return max(1, round(taken / unit))
-
-    return replace(plan, sequences=tuple(replace(sequence, cost=cost(sequence)) for sequence in plan.sequences))
 
 
 def estimate_cost(method: MethodConfig) -> int:

@@ -17,7 +17,7 @@ import torch
 
 from trust_tta.bench.config import DataConfig, RunConfig
 from trust_tta.bench.data import ExperimentData
-from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, estimate_costs, make_plan
+from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, make_plan
 from trust_tta.bench.sweep import CellWriter, check_sequence, run_sequences, sequences_to_run, unfinished
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError, TrustError
 from trust_tta.progress import SILENT, Progress
@@ -54,7 +54,6 @@ def sweep_parallel(
         try:
             plan = make_plan(config, data.setdefault(config.data, ExperimentData(config.data)))
             with ResultStore(config.store) as store:
-                plan = estimate_costs(plan, store)
                 left += sequences_to_run(plan, store, retry=retry)
                 store.plan(plan.keys, labels=plan.labels)
             plans[number] = plan

@@ -12,7 +12,7 @@ import torch
 
 from trust_tta.bench.config import CLEAN_DATA_OPTIONS, RunConfig
 from trust_tta.bench.environment import collect_provenance, now
-from trust_tta.bench.experiment import CLEAN_IMAGES, CellSequence, Experiment, ExperimentPlan, estimate_costs
+from trust_tta.bench.experiment import CLEAN_IMAGES, CellSequence, Experiment, ExperimentPlan
 from trust_tta.bench.runner import EvaluationOptions, kept_pictures, run_stream
 from trust_tta.errors import LONGEST_MESSAGE, BackendError, ConfigError, TrustError, reason_of
 from trust_tta.methods.registry import create_method, method_options
@@ -34,7 +34,7 @@ def sweep(
     `retry` tries failed cells again. Progress is counted in estimated cost; each finished cell is a note.
     """
     experiment = Experiment(config)
-    plan = estimate_costs(experiment.plan, store)
+    plan = experiment.plan
     for text in plan.warnings:
         progress.note(f"warning: {text}")
     left = sequences_to_run(plan, store, retry=retry)

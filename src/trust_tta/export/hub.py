@@ -68,14 +68,14 @@ def save_pretrained(
 def from_pretrained(
     source: str | PathLike[str], *, revision: str | None = None, device: str | torch.device = "cpu"
 ) -> nn.Module:
-    """The network in a folder, or in a repository of the hub, in evaluation mode and as it was adapted."""
+    """The network in a folder or in a repository of the hub, with its adapted weights, in evaluation mode."""
     return Checkpoint.open(hub_folder(source, revision=revision) / HUB_WEIGHTS).load(device=device)
 
 
 def adapted_from_pretrained(
     source: str | PathLike[str], *, revision: str | None = None, device: str | torch.device = "cpu"
 ) -> Method:
-    """The method that was saved: it continues where it was, and `reset` returns to the source network."""
+    """The saved method, in its adapted state; `reset` restores the source network."""
     folder = hub_folder(source, revision=revision)
     if not (folder / STATE).is_file():
         raise StateError(f"'{source}' holds a network and no adapted state; use from_pretrained")
@@ -103,10 +103,7 @@ def push_to_hub(
     private: bool | None = None,
     token: str | None = None,
 ) -> str:
-    """Save into a repository of the hub, created if it is missing; returns the URL of the commit.
-
-    By default, the token is the one that huggingface_hub finds.
-    """
+    """Save into a repository of the hub, created if missing; returns the URL of the commit."""
     library: Any = require("huggingface_hub", extra="hub")
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(module, folder, adapted_to=adapted_to, license=license)

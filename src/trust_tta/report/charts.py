@@ -1,4 +1,4 @@
-"""The charts of a report as data, made from its groups: `svg` draws them for the page, `figures` for papers."""
+"""The data of a report's charts; `svg` draws them for the page, and `figures` for papers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Series:
 class Chart:
     """One chart.
 
-    dots: a row per category, values on the horizontal axis; `rows_of` is what the page's pickers hide rows by.
-    scatter: one point per series. lines: curves over numbers or over categories. reliability: accuracy by confidence.
+    dots: a row per category, values on the horizontal axis; the page's pickers hide rows by `rows_of`.
+    scatter: one point per series. lines: curves over numbers or categories. reliability: accuracy by confidence.
     """
 
     kind: Kind
@@ -63,7 +63,7 @@ class Chart:
 
 
 def split_outliers(series: Sequence[Series]) -> tuple[list[Series], list[Series]]:
-    """Series on the chart's scale, and those so far below the others that they would compress it."""
+    """Series that share a scale, and those so far below that they would compress it."""
     floor = outlier_floor([s.mean for s in series])
     return [s for s in series if not s.mean < floor], [s for s in series if s.mean < floor]
 
@@ -162,7 +162,7 @@ def before_after(group: ResultGroup) -> list[Chart]:
 
 
 def stability(group: ResultGroup) -> list[Chart]:
-    """Accuracy domain after domain if nothing resets, and accuracy on clean images after each domain."""
+    """Accuracy over the domains of a stream without resets, and accuracy on clean images after each domain."""
     order, base, found = stream_order(group), baseline(group), list[Chart]()
     if not group.resets and len(order) > 1:
         said = "Accuracy on one domain after another, without a reset."
@@ -200,7 +200,7 @@ def reliability(group: ResultGroup) -> list[Chart]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The mean accuracy of one method at the values of one option; all other options are the same."""
+    """The mean accuracy of one method over the values of one option, the others being equal."""
 
     method: str
     option: str
@@ -214,7 +214,7 @@ class Sweep:
 
 
 def option_sweeps(group: ResultGroup) -> list[Sweep]:
-    """For each method, each option that alone distinguishes some of its variants."""
+    """A sweep for each option of a method in which some of its variants differ, and in nothing else."""
     reached = group.means()
     found: dict[tuple[str, str, str], list[tuple[Any, Variant]]] = defaultdict(list)
     options = {cell.key.options: effective_options(cell.key.option_values) for cell in group.cells}
@@ -280,7 +280,7 @@ def mean_point(group: ResultGroup, variant: Variant, x: float) -> Point:
 def domain_series(group: ResultGroup, value: str = "accuracy", *, over: Variant | None = None) -> tuple[Series, ...]:
     """A value of each variant on each domain with its interval, or its gain over the variant `over`.
 
-    Gains leave source out: it is so far below that it would compress the scale.
+    Gains omit source, which would compress the scale.
     """
     kept = [v for v in group.variants if over is None or (v.label != over.label and v.method != "source")]
     found = []
@@ -300,7 +300,7 @@ def domain_series(group: ResultGroup, value: str = "accuracy", *, over: Variant 
 
 
 def baseline(group: ResultGroup) -> Variant | None:
-    """The variant that gains are shown over: bn, else source, if it has finished anything."""
+    """The variant to compare with: bn, else source; None if neither has finished runs."""
     return next((v for v in reversed(group.baselines) if group.cells_of(v.label)), None)
 
 

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page; to add a section, make its table or chart and call it in page.html."""
+"""The report as one self-contained HTML page; a new section is a table or chart that page.html calls."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _templates() -> Environment:
 def _payload(
     cells: Sequence[Cell], environments: Sequence[tuple[tuple[str, object], ...]], pictures: Sequence[bytes]
 ) -> dict[str, object]:
-    """The data behind a click on a number: one row per run, long texts once, and pictures as data URLs."""
+    """The data shown on a click on a number: a row per run, shared texts, and pictures as data URLs."""
     options, distinct = sorted({cell.key.options for cell in cells}), list(dict.fromkeys(environments))
     rows = [
         [

@@ -1,4 +1,4 @@
-"""A group in sentences: the best method, its margin and cost, and missing runs."""
+"""The summary of a group in sentences: the best method, its margin and cost, and missing runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trust_tta.results import format_percent
 
 
 def summarize(group: ResultGroup) -> list[str]:
-    """Sentences about one group."""
+    """The sentences of one group."""
     if not group.cells:
         return [f"Nothing has finished on {group.title} yet.", *_gaps(group)]
     if not group.means():

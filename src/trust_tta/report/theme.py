@@ -1,4 +1,4 @@
-"""Color and marker of each method in all charts and tables; chosen for color-blind readers."""
+"""Color and marker of each method in charts and tables, chosen for color-blind readers."""
 
 from __future__ import annotations
 
