@@ -134,7 +134,7 @@ def test_a_process_waits_for_cells_that_another_holds(tmp_path: Path) -> None:
     assert len(cells_of(store)) == 12
 
 
-def test_a_worker_leaves_at_its_next_word_when_its_first_exit_was_lost() -> None:
+def test_a_worker_exits_at_its_next_message_if_its_first_exit_was_lost() -> None:
     here, there = multiprocessing.Pipe()
     progress, before = _PipeProgress(there), signal.getsignal(signal.SIGTERM)
     try:

@@ -50,7 +50,7 @@ def masked_accuracy(method: Method, domain: Domain, classes: list[int]) -> float
     return right / domain.batches.images
 
 
-def test_the_class_mask_decides_among_its_classes_unless_told_otherwise(model: VMamba) -> None:
+def test_the_class_mask_restricts_predictions_unless_disabled(model: VMamba) -> None:
     domain = make_domain(mask=[2, 5])
     method = create_method("source", model)
     masked = run_domain(method, domain, CPU)
@@ -78,7 +78,7 @@ class Steps(Progress):
         self.taken.append(n)
 
 
-def test_every_batch_is_a_step_and_clean_ones_count_none(model: VMamba) -> None:
+def test_a_batch_is_a_step_of_progress_and_a_clean_one_is_none(model: VMamba) -> None:
     steps, clean = Steps(), make_domain(9)
     run_domain(create_method("source", model), make_domain(), replace(CPU, clean=clean), progress=steps)
     assert steps.taken == [1, 1, 1, 0, 0]

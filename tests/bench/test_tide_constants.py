@@ -12,7 +12,7 @@ from tests.methods.networks import batches, convnet, make
 from trust_tta.methods.tide import constants
 
 
-def test_a_constant_is_changed_where_it_is_used_and_only_inside() -> None:
+def test_a_constant_is_changed_in_all_modules_inside_the_context() -> None:
     method = make("tide", convnet())
     with tide_constants.changed("low_error", 2.0):
         assert float(method.pace(torch.tensor(0.06))) == pytest.approx(0.25 * 0.94)
@@ -38,7 +38,7 @@ def test_page_has_a_row_for_each_change(
     assert "8 images each" in text
 
 
-def test_a_change_is_chosen_on_the_other_worlds() -> None:
+def test_the_best_change_is_chosen_on_the_other_worlds() -> None:
     changes = {"as it is": (0.0, 0.0, 0.0), "lr x 2": (-1.0, 0.4, 0.8), "low_error x 2": (0.6, 0.2, -0.8)}
     worlds = ("shipped_nano", "layernorm_nano", "resnet56")
     gains = {(label, world): gain for label, row in changes.items() for world, gain in zip(worlds, row, strict=True)}

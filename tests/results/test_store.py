@@ -51,7 +51,7 @@ def test_cells_are_read_back_bit_for_bit(store: ResultStore, key: CellKey, resul
     assert exact(bare.result) == exact(replace(result, history=History()))
 
 
-def test_results_survive_reopening_in_an_order_of_their_own(path: Path) -> None:
+def test_results_survive_reopening_and_are_sorted(path: Path) -> None:
     keys = [
         replace(KEY, domain=domain, method=method, seed=seed)
         for domain in ("zoom_blur", "fog", "art_painting", "gaussian_noise")
@@ -146,7 +146,7 @@ def test_first_result_of_a_cell_is_recorded(path: Path, late_first: bool) -> Non
         assert [cell.result.accuracy for cell in new.results()] == [0.25]
 
 
-def test_a_group_is_claimed_whole_or_not_at_all(path: Path) -> None:
+def test_a_sequence_is_claimed_completely_or_not_at_all(path: Path) -> None:
     keys = [replace(KEY, seed=seed) for seed in range(4)]
     with ResultStore(path) as one, ResultStore(path) as two:
         one.finish(keys[0], RESULT, PROVENANCE)
@@ -165,7 +165,7 @@ def test_a_cell_is_never_half_recorded(path: Path) -> None:
         execute(path, "INSERT INTO cells (digest, key, status) VALUES ('d', 'k', 'done')")
 
 
-def test_making_a_store_never_replaces_one_made_meanwhile(store: ResultStore, path: Path) -> None:
+def test_creating_a_store_never_replaces_one_created_meanwhile(store: ResultStore, path: Path) -> None:
     store.finish(KEY, RESULT, PROVENANCE)
     create_file(path)
     with ResultStore(path) as again:
@@ -179,7 +179,7 @@ def test_missing_store_is_not_made_when_only_reading(path: Path) -> None:
     assert not path.parent.exists()
 
 
-def test_a_store_beside_which_nothing_can_be_written_is_read(path: Path) -> None:
+def test_a_store_in_a_read_only_folder_can_be_read(path: Path) -> None:
     with ResultStore(path) as store:
         store.finish(KEY, RESULT, PROVENANCE)
     before = path.read_bytes()
@@ -192,7 +192,7 @@ def test_a_store_beside_which_nothing_can_be_written_is_read(path: Path) -> None
     assert path.read_bytes() == before
 
 
-def test_a_store_that_another_process_may_be_writing_is_not_read_as_it_lies(path: Path) -> None:
+def test_a_store_with_a_write_ahead_log_is_not_read_as_immutable(path: Path) -> None:
     with ResultStore(path):
         pass
     path.with_name(f"{path.name}-shm").symlink_to(path.parent / "nowhere" / "file")
@@ -318,7 +318,7 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
         ResultStore(tmp_path)
 
 
-def test_a_store_whose_damage_cannot_be_told_in_utf8_is_one_line(path: Path) -> None:
+def test_damage_that_sqlite_reports_in_broken_utf8_is_one_line(path: Path) -> None:
     """SQLite's own message quotes the schema, in which a byte is no text."""
     with ResultStore(path) as store:
         store.finish(KEY, RESULT, PROVENANCE)
@@ -366,7 +366,9 @@ def replace_by_text(path: Path) -> None:
 
 @pytest.mark.parametrize("lose", [Path.unlink, remove, replace_by_text], ids=["unlinked", "removed", "replaced"])
 @pytest.mark.parametrize("moment", ["finish", "heartbeat", "close"])
-def test_a_store_lost_during_a_run_is_saved_beside(path: Path, lose: Callable[[Path], None], moment: str) -> None:
+def test_a_store_lost_during_a_run_is_saved_beside_its_path(
+    path: Path, lose: Callable[[Path], None], moment: str
+) -> None:
     """Old and new records both survive in a new file."""
     store, second = ResultStore(path), replace(KEY, seed=1)
     store.finish(KEY, RESULT, PROVENANCE, label="mine")
