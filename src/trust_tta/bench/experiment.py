@@ -74,7 +74,6 @@ class ExperimentPlan:
 
     @property
     def labels(self) -> dict[CellKey, str]:
-        """The label of each cell's method."""
         return {key: sequence.method.display_name for sequence in self.sequences for key in sequence.keys}
 
     @cached_property
@@ -145,7 +144,6 @@ def estimate_cost(method: MethodConfig) -> int:
 
 
 def find_checkpoint(model: ModelConfig, *, domain: str) -> Checkpoint:
-    """Open the configured checkpoint of `domain`."""
     found = Checkpoint.open(
         None if model.checkpoint is None else model.checkpoint.replace("{domain}", domain),
         variant=model.name,

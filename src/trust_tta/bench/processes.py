@@ -163,7 +163,6 @@ class _PipeProgress(Progress):
         self.code: int | None = None  # exit code, once an exit was requested
 
     def exit_on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """The handler of SIGTERM."""
         signal.signal(number, signal.SIG_IGN)  # a second one must not disturb the cleanup
         self.code = 128 + number
         sys.exit(self.code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -36,19 +36,6 @@ class EvaluationOptions:
     clean: Domain | None = None  # images on which forgetting is measured after each domain
     keep_samples: int = 0
     confusion: bool = False
-
-
-def run_stream(
-    method: Method, domains: Sequence[Domain], options: EvaluationOptions, *, progress: Progress = SILENT
-) -> Iterator[CellResult]:
-    """Yield the result of each domain; the method and its network are reset at the end."""
-    try:
-        for domain in domains:
-            if domain.reset_before:
-                method.reset()
-            yield run_domain(method, domain, options, progress=progress)
-    finally:
-        method.reset()
 
 
 def run_domain(

@@ -13,7 +13,7 @@ import torch
 from trust_tta.bench.config import CLEAN_DATA_OPTIONS, RunConfig
 from trust_tta.bench.environment import collect_provenance, now
 from trust_tta.bench.experiment import CLEAN_IMAGES, CellSequence, Experiment, ExperimentPlan
-from trust_tta.bench.runner import EvaluationOptions, kept_pictures, run_stream
+from trust_tta.bench.runner import EvaluationOptions, kept_pictures, run_domain
 from trust_tta.errors import LONGEST_MESSAGE, BackendError, ConfigError, TrustError, reason_of
 from trust_tta.methods.registry import create_method, method_options
 from trust_tta.methods.source_data import gather_from_clean
@@ -103,7 +103,7 @@ class FinishedCell:
 def run_sequence(
     experiment: Experiment, sequence: CellSequence, provenance: Provenance, progress: Progress = SILENT
 ) -> Iterator[FinishedCell]:
-    """Run a sequence and yield its cells; a step of progress is a batch."""
+    """Run a sequence and yield its cells; at the end the network is reset. A step of progress is a batch."""
     config = experiment.config
     domains = experiment.domains_of(sequence)
     model = experiment.network(domains[0])
@@ -122,19 +122,22 @@ def run_sequence(
         keep_samples=config.keep_samples,
         confusion=config.confusion,
     )
-    started = now()
-    results = run_stream(method, domains, conditions, progress=progress)
-    for key, domain, result in zip(sequence.keys, domains, results, strict=True):
-        finished = now()
-        names = domain.dataset.class_names
-        yield FinishedCell(
-            key,
-            result,
-            replace(provenance, started=started, finished=finished),
-            kept_pictures(domain.dataset, result),
-            () if all(name.isdigit() for name in names) else names,
-        )
-        started = finished
+    try:
+        for key, domain in zip(sequence.keys, domains, strict=True):
+            if domain.reset_before:
+                method.reset()
+            started = now()
+            result = run_domain(method, domain, conditions, progress=progress)
+            names = domain.dataset.class_names
+            yield FinishedCell(
+                key,
+                result,
+                replace(provenance, started=started, finished=now()),
+                kept_pictures(domain.dataset, result),
+                () if all(name.isdigit() for name in names) else names,
+            )
+    finally:
+        method.reset()
 
 
 def check_sequence(experiment: Experiment, sequence: CellSequence) -> None:

@@ -111,7 +111,6 @@ def warm_up(work: Work, clock: Clock, limits: TimingLimits) -> float:
 
 
 def repeat(work: Work, clock: Clock, limits: TimingLimits) -> list[float]:
-    """Seconds of each repeat."""
     times: list[float] = []
     while len(times) < limits.min_repeats or (sum(times) < limits.seconds and len(times) < limits.max_repeats):
         times.append(clock(work))

@@ -17,7 +17,6 @@ from trust_tta.errors import ConfigError
 if TYPE_CHECKING:
     from argparse import _ActionsContainer
 
-    from trust_tta.bench.config import RunConfig
     from trust_tta.bench.processes import SweepEngine
     from trust_tta.distributed.sweeps import TaskResources
     from trust_tta.schema import Schema
@@ -55,27 +54,17 @@ def add_run_arguments(parser: ArgumentParser, *, results: bool = False) -> None:
     """Add the configuration file and a flag for each of its keys, with `results` also for those of `bench` alone."""
     from trust_tta.bench.config import RunConfig
 
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="TOML file; flags override what it says")
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="TOML file; flags override what it says")
     add_schema_arguments(parser, RunConfig, without=("methods", *(() if results else _RESULTS)))
     parser.add_argument("--small", action="store_true", help="run the configuration's section [small]")
 
 
 def add_network_arguments(parser: ArgumentParser) -> None:
-    """Add the flags of a network."""
     add = parser.add_argument
     add("--model", metavar="NAME", help="a variant, timm:NAME or package.module:Name (default: the checkpoint's)")
     add("--checkpoint", metavar="FILE", help=".pth or .safetensors file, or a known name (default: the network's own)")
     add("--preprocessing", metavar="NAME", help="imagenet, cifar32, ... (default: the network's)")
     add("--classes", metavar="FILE", help="class names, one per line, or a folder of class folders")
-
-
-def read_experiments(arguments: Namespace, **changes: Any) -> tuple[RunConfig, ...]:
-    """The experiments of the configuration file, changed by the flags and by `changes`."""
-    from trust_tta.bench.config import RunConfig
-    from trust_tta.bench.parsing import read_parts
-
-    path = Path(arguments.config) if arguments.config else None
-    return read_parts(path, {**schema_values(arguments, RunConfig), **changes}, small=arguments.small)
 
 
 def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, without: Collection[str] = ()) -> None:
@@ -115,7 +104,6 @@ def schema_values(arguments: Namespace, schema: type[Schema]) -> dict[str, Any]:
 
 
 def names_list(text: str) -> list[str]:
-    """`a,b` as a list."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 

@@ -11,7 +11,7 @@ from trust_tta.cli.arguments import (
     check_engine,
     names_list,
     option,
-    read_experiments,
+    schema_values,
     use_passive_threads,
 )
 from trust_tta.cli.output import try_file
@@ -52,7 +52,11 @@ def run(arguments: Namespace) -> None:
         if Path(arguments.export).suffix not in (".csv", ".parquet"):
             raise ConfigError(f"--export {arguments.export}: the file must end in .csv or .parquet")
         try_file("--export", arguments.export)
-    parts = read_experiments(arguments, method_options=arguments.option)
+    from trust_tta.bench.config import RunConfig
+    from trust_tta.bench.parsing import read_parts
+
+    flags = {**schema_values(arguments, RunConfig), "method_options": arguments.option}
+    parts = read_parts(arguments.config, flags, small=arguments.small)
     if arguments.list:
         from trust_tta.cli.cells import list_cells
 

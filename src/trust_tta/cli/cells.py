@@ -78,7 +78,6 @@ def _run(
 
 
 def export(cells: Sequence[Cell], path: Path) -> None:
-    """Write cells as CSV or Parquet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     (write_csv if path.suffix == ".csv" else write_parquet)(cells, path)
     say(f"{len(cells)} cells are in {path}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trust_tta.cli.arguments import add_run_arguments, read_experiments, use_passive_threads
+from trust_tta.cli.arguments import add_run_arguments, schema_values, use_passive_threads
 from trust_tta.cli.output import ProgressDisplay, say, try_file, try_folder
 from trust_tta.errors import ConfigError
 
@@ -41,7 +41,11 @@ def run(arguments: Namespace) -> None:
         raise ConfigError(f"--k {arguments.k}: there are 24 orders, give 1 to 24")
     if arguments.json:
         (try_file if arguments.json.endswith(".json") else try_folder)("--json", arguments.json)
-    parts = read_experiments(arguments, methods=["source"])
+    from trust_tta.bench.config import RunConfig
+    from trust_tta.bench.parsing import read_parts
+
+    flags = {**schema_values(arguments, RunConfig), "methods": ["source"]}
+    parts = read_parts(arguments.config, flags, small=arguments.small)
     if len(parts) > 1 and (arguments.json or "").endswith(".json"):
         names = ", ".join(part.data.dataset for part in parts)
         raise ConfigError(

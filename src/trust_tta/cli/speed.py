@@ -92,7 +92,6 @@ def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
 
 
 def show(record: dict[str, Any]) -> None:
-    """Print the record as tables."""
     from trust_tta.report.formats import plain_table, to_text
 
     rows, facts = record["rows"], record["facts"]

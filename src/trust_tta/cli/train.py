@@ -58,7 +58,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_data_arguments(parser: ArgumentParser) -> None:
-    """Add the flags that `train` and `finetune` share."""
     add = parser.add_argument
     add("--data", required=True, metavar="NAME", help="cifar10, cifar100, pacs, folder, or one with segmentation masks")
     add("--root", default="data", metavar="FOLDER", help="folder of the data set (default: data)")

@@ -18,8 +18,6 @@ def home_of(stream: str, replicas: Iterable[int]) -> int | None:
 
 @dataclass(eq=False)
 class _Assignment:
-    """The replica of a stream."""
-
     replica: int | None = None
     pending: int = 0  # requests in progress
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -43,14 +41,12 @@ class StreamRouter:
         return None if found is None else found.replica
 
     def assign(self, stream: str, replica: int) -> None:
-        """Record that a replica has the stream."""
         self._assignments.setdefault(stream, _Assignment()).replica = replica
 
     def forget(self, stream: str) -> None:
         self._assignments.pop(stream, None)
 
     def lose(self, replica: int) -> None:
-        """Record that a replica is lost, with all its streams."""
         self.live.discard(replica)
         for assigned in self._assignments.values():
             if assigned.replica == replica:

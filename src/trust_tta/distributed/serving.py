@@ -147,7 +147,6 @@ def replica_handle(number: int) -> Any:
 
 
 def replica_numbers(*, running: bool = False) -> list[int]:
-    """The numbers of all replicas, or of the running ones."""
     from ray import serve
 
     found = {_REPLICA.fullmatch(name): app for name, app in serve.status().applications.items()}
@@ -191,7 +190,6 @@ class ReplicatedService:
         return (Path(self.config.folder) / REFERENCE_FILE).exists()
 
     def follow(self, number: int) -> None:
-        """Start polling a replica."""
         self._handles[number] = replica_handle(number)
         self._lost[number] = asyncio.Event()
         self._tasks.append(asyncio.get_running_loop().create_task(self._watch(number)))
@@ -275,7 +273,6 @@ class ReplicatedService:
         raise RequestError(503, "no replica answers at the moment; try again", retry_after=2)
 
     async def _ask_live(self, what: str, *given: Any) -> dict[int, Any]:
-        """The answers of all live replicas, by number."""
         numbers = sorted(self.router.live)
         found = await asyncio.gather(*(self._ask(n, what, *given) for n in numbers), return_exceptions=True)
         for answer in found:
@@ -332,7 +329,6 @@ class ReplicatedService:
         return self._ask_for(name, "read_checkpoint", name)
 
     def list_streams(self) -> list[dict[str, Any]]:
-        """The summary of every stream by its replica."""
         summaries: dict[tuple[int | None, str], dict[str, Any]] = {
             (n, entry["name"]): entry for n, entries in self.ask_all("list_streams").items() for entry in entries
         }

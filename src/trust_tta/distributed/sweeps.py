@@ -81,8 +81,6 @@ def choose_resources(
 
 @dataclass(frozen=True, eq=False)
 class ExperimentPayload:
-    """An experiment as it is sent to a worker."""
-
     config: RunConfig  # with absolute paths
     plan: ExperimentPlan
     versions: Mapping[str, str]
@@ -133,8 +131,6 @@ def _check_data(experiment: Experiment, sequence: CellSequence) -> None:
 
 @dataclass(eq=False)
 class _SequenceTask:
-    """A submitted sequence."""
-
     number: int  # of its experiment
     index: int  # of the sequence in the plan
     unfinished: list[CellKey]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trust_tta.atomic import write_whole
 from trust_tta.errors import CheckpointError, ConfigError, StateError, reason_of
@@ -58,7 +58,10 @@ def save_pretrained(
     target = Path(folder)
     if method is not None:
         about |= {"adapted_by": method.name, "adapted_to": str(adapted_to)}
-        _write_adaptation(target / STATE, method, state)
+        before = {**network.state_dict(), **method.weights.source}
+        source = {name: value for name, value in before.items() if not torch.equal(value, state[name])}
+        adaptation = {"state": method.state_dict(), "source": source}  # source values of the changed weights
+        write_state(target / STATE, adaptation, about={"method": method.name, "options": _changed_options(method)})
     write_whole(target / HUB_WEIGHTS, encode_weights(state, about))
     write_whole(target / CONFIG, json.dumps({"library_name": "trust-tta", **about}, indent=1) + "\n")
     write_whole(target / CARD, _card(network, about, method))
@@ -114,14 +117,6 @@ def push_to_hub(
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message).commit_url)
         except Exception as error:  # the library raises many types
             raise CheckpointError(f"'{repo_id}' cannot be written on the hub: {reason_of(error)}") from error
-
-
-def _write_adaptation(path: Path, method: Method, adapted: Mapping[str, Tensor]) -> None:
-    """Write the options and state of a method, and the source values of the changed weights."""
-    before = {**method.shared.network.state_dict(), **method.weights.source}
-    source = {name: value for name, value in before.items() if not torch.equal(value, adapted[name])}
-    about = {"method": method.name, "options": _changed_options(method)}
-    write_state(path, {"state": method.state_dict(), "source": source}, about=about)
 
 
 def _changed_options(method: Method) -> dict[str, Any]:

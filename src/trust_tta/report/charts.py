@@ -31,8 +31,6 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """The points of one method."""
-
     variant: Variant
     points: tuple[Point, ...]
 

@@ -171,7 +171,6 @@ class ResultGroup:
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
-        """The domains in display order, also those without a finished run."""
         items: list[AnyCell] = [*self.cells, *self.failures, *self.pending]
         return tuple(sorted({item.key.domain for item in items}, key=lambda name: (rank("domain", name), name)))
 
@@ -225,7 +224,6 @@ class ResultGroup:
 
     @cached_property
     def baselines(self) -> tuple[Variant, ...]:
-        """The variants that gains are measured against."""
         return tuple(variant for method in BASELINES if (variant := self.variant(method)) is not None)
 
     @cached_property
@@ -273,7 +271,6 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """The total time of all methods."""
         times = [cell.result.seconds_total for cell in self.cells]
         return math.fsum(t for t in times if math.isfinite(t))
 

@@ -32,12 +32,10 @@ _KEY = tuple(f.name for f in fields(CellKey) if f.name != "options")
 
 
 def write_page(report: Report, out_path: str | os.PathLike[str], *, title: str | None = None) -> None:
-    """Write the page to `out_path` atomically."""
     write_whole(Path(out_path), render_page(report, title=title))
 
 
 def render_page(report: Report, *, title: str | None = None) -> str:
-    """The page as HTML text."""
     places = [tuple((name, getattr(cell.provenance, name)) for name in _PROVENANCE) for cell in report.cells]
     environments = Counter(places)
     runs = {cell.key: i for i, cell in enumerate(report.cells)}

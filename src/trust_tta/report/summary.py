@@ -12,7 +12,6 @@ from trust_tta.results import format_percent
 
 
 def summarize(group: ResultGroup) -> list[str]:
-    """The sentences of one group."""
     if not group.cells:
         return [f"Nothing has finished on {group.title} yet.", *_gaps(group)]
     if not group.means():

@@ -130,7 +130,6 @@ def path(points: Sequence[tuple[float, float]], role: str, *, tip: str = "", val
 
 
 def marker(variant: Variant, x: float, y: float, *, size: float = 5.0, tip: str = "") -> Element:
-    """The marker of a variant with its tooltip."""
     style = style_of(variant.method)
     role = f"mark {css_class(variant.method)}{' hollow' if style.hollow else ''}"
     transform = f"translate({number(round(x, 1))} {number(round(y, 1))}) scale({number(size)})"
@@ -162,7 +161,6 @@ def legend_key(variant: Variant) -> str:
 
 
 def render(chart: Chart) -> str:
-    """A chart as SVG text."""
     return tostring(draw(chart), encoding="unicode")
 
 

@@ -34,7 +34,6 @@ class Style:
     hollow: bool = False
 
     def shape(self, number: int) -> str:
-        """The marker of the n-th variant of a method."""
         return MARKERS[(MARKERS.index(self.marker) + number) % len(MARKERS)]
 
 
@@ -88,5 +87,4 @@ def css_class(method: str) -> str:
 
 
 def style_of(method: str) -> Style:
-    """The style of a method."""
     return NAMED_STYLES[css_class(method).removeprefix("tone ")]

@@ -54,7 +54,6 @@ class CellKey:
 
     @property
     def option_values(self) -> Mapping[str, Any]:
-        """The method's options as values."""
         values: dict[str, Any] = json.loads(self.options)
         return values
 
@@ -91,7 +90,6 @@ class Reliability:
 
     @classmethod
     def total(cls, bins: Iterable[Reliability]) -> Reliability:
-        """The sum of several bins."""
         every = list(bins)
         return cls(
             count=tuple(sum(each.count[i] for each in every) for i in range(BINS)),

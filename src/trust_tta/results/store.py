@@ -239,7 +239,6 @@ class ResultStore:
             return from_json(CellResult, rows[0][0]) if rows else None
 
     def failures(self, where: Where | None = None) -> list[Failure]:
-        """The failed cells with their messages."""
         messages = dict(self._rows("SELECT digest, message FROM cells WHERE status = 'failed'"))
         labels = self.labels()
         keys = self.keys("failed", where=where)
@@ -261,13 +260,11 @@ class ResultStore:
             return {digest for digest, claimant in rows if from_json(Claimant, claimant).is_alive() is False}
 
     def labels(self) -> dict[str, str]:
-        """The recorded labels by the digest of their cell's key."""
         return {
             digest: plain_text(str(label)) for digest, label in self._rows("SELECT digest, label FROM cells") if label
         }
 
     def counts(self) -> Counts:
-        """Number of cells in each state."""
         with self._decoding():
             return Counts(**dict(self._rows("SELECT status, count(*) FROM cells GROUP BY status")))
 

@@ -55,7 +55,6 @@ class TrainedFiles:
 
     @property
     def accuracy(self) -> float:
-        """Score of the written weights on the held-out images."""
         return float(list(self.record["accuracy"].values())[-1])
 
 

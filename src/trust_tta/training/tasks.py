@@ -87,7 +87,6 @@ def label_type(labels: NDArray[Any]) -> type[np.integer[Any]]:
 
 
 def accuracy(predictions: Tensor, labels: Tensor) -> float:
-    """The fraction of correct predictions."""
     return float((predictions == labels).double().mean())
 
 
