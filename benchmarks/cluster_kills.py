@@ -187,15 +187,15 @@ def fill_guide(name: str, head: list[str], rows: list[list[str]]) -> None:
 
 
 def disturb(config: RunConfig, folder: Path, *, kills: int) -> dict[str, Any]:
-    began, told = time.monotonic(), []
+    began, made = time.monotonic(), []
     killer = Killer(config, folder)
     for kind in itertools.islice(itertools.cycle(KINDS), kills):
         before = killer.done()
         if not killer.wait(more_than=before):
             break
         if killer.kill(kind):
-            told.append({"killed": kind, "cells_done": killer.done(), "seconds": round(time.monotonic() - began, 1)})
-            print(json.dumps(told[-1]), flush=True)
+            made.append({"killed": kind, "cells_done": killer.done(), "seconds": round(time.monotonic() - began, 1)})
+            print(json.dumps(made[-1]), flush=True)
     code = killer.driver.wait()
     seconds = time.monotonic() - began
     killer.cluster.shutdown()
@@ -206,8 +206,8 @@ def disturb(config: RunConfig, folder: Path, *, kills: int) -> dict[str, Any]:
     with ResultStore(config.store, create=False) as store:
         found, counts = store.results(), store.counts()
     return {
-        "kills": told,
-        "killed": {kind: sum(each["killed"] == kind for each in told) for kind in KINDS},
+        "kills": made,
+        "killed": {kind: sum(each["killed"] == kind for each in made) for kind in KINDS},
         "cells": len(wanted),
         "done": counts.done,
         "failed": counts.failed,

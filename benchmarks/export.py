@@ -163,13 +163,13 @@ def page(record: dict[str, Any]) -> str:
 def circumstances(row: dict[str, Any]) -> str:
     """Conditions of a measurement, and the accuracy of real weights."""
     made, right = row["machine"], row["accuracy"]
-    said = (
+    text = (
         f"`{row['network']}`: {row['rounds']} rounds in turn on {made['threads']} threads of {made['processor']}, load "
         f"{row['load'][0]:.1f} to {row['load'][1]:.1f}; onnxruntime {made['onnxruntime']}, PyTorch {made['torch']}."
     )
     if right:
-        said += f" {right[FILE]:.2f} % of the shipped images are right as float32, {right[SMALL]:.2f} % as int8."
-    return said + "\n"
+        text += f" {right[FILE]:.2f} % of the shipped images are right as float32, {right[SMALL]:.2f} % as int8."
+    return text + "\n"
 
 
 def main() -> None:

@@ -35,8 +35,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add_run_arguments(parser, results=True)
     add("--methods", type=names_list, metavar="A,B", help="methods to run, with the options of the configuration")
-    said = "an option of a method; repeatable"
-    add("--option", type=option, action="append", default=[], metavar="METHOD.OPTION=VALUE", help=said)
+    text = "an option of a method; repeatable"
+    add("--option", type=option, action="append", default=[], metavar="METHOD.OPTION=VALUE", help=text)
     add("--processes", type=int, metavar="N", help="worker processes (default 1; with --engine ray, all CPUs)")
     add_engine_arguments(parser, task="cell")
     add("--retry-failed", action="store_true", help="run failed cells again")

@@ -100,14 +100,14 @@ def by_domain(group: ResultGroup) -> list[Chart]:
     if not group.cells:
         return []
     names, base, series = tuple(map(domain_name, group.domains)), baseline(group), domain_series(group)
-    said = f"Accuracy of each method on each domain.{_interval_note(series)}"
-    chart = Chart("dots", "accuracy by domain", said, series, "accuracy", categories=names, rows_of="domain")
+    text = f"Accuracy of each method on each domain.{_interval_note(series)}"
+    chart = Chart("dots", "accuracy by domain", text, series, "accuracy", categories=names, rows_of="domain")
     gains = domain_series(group, over=base) if base is not None else ()
     if base is None or not gains:
         return [chart]
-    said = f"Gain of each method over {base.name} on each domain, in points; source is left out.{_interval_note(gains)}"
+    text = f"Gain of each method over {base.name} on each domain, in points; source is left out.{_interval_note(gains)}"
     choice = f"gain over {base.name}"
-    return [chart, replace(chart, name="gain by domain", caption=said, series=gains, choice=choice, y_label="points")]
+    return [chart, replace(chart, name="gain by domain", caption=text, series=gains, choice=choice, y_label="points")]
 
 
 def cost(group: ResultGroup, kinds: Sequence[str] = tuple(COSTS)) -> list[Chart]:
@@ -118,10 +118,10 @@ def cost(group: ResultGroup, kinds: Sequence[str] = tuple(COSTS)) -> list[Chart]
         known = [(c.variant, x) for c in group.costs if (x := getattr(c, kind)) is not None]
         series = tuple(Series(variant, (mean_point(group, variant, x),)) for variant, x in known)
         if series:
-            said = f"Accuracy, {group.scope}, against {COSTS[kind]}; the dashed line is the Pareto front."
-            said += " Colored lines join runs of a method that differ in one number." if connected else ""
+            text = f"Accuracy, {group.scope}, against {COSTS[kind]}; the dashed line is the Pareto front."
+            text += " Colored lines join runs of a method that differ in one number." if connected else ""
             name, choice = f"accuracy against {kind}", "time" if kind == "milliseconds" else kind
-            chart = Chart("scatter", name, said + _interval_note(series), series, choice, COSTS[kind])
+            chart = Chart("scatter", name, text + _interval_note(series), series, choice, COSTS[kind])
             found.append(replace(chart, x_scale="log", connected=connected))
     return found
 
@@ -133,10 +133,10 @@ def along_stream(group: ResultGroup) -> list[Chart]:
         series = running_accuracy(group, domain)
         if any(len(s.points) > 1 for s in series):
             name = "mean of all domains" if domain is None else domain_name(domain)
-            said = f"Running accuracy along the stream, {name}."
+            text = f"Running accuracy along the stream, {name}."
             if any(s.points[-1].error for s in series):
-                said += " The bar at the end is the 95 % interval over seeds."
-            found.append(Chart("lines", f"along the stream {name}", said, tuple(series), name, "images seen"))
+                text += " The bar at the end is the 95 % interval over seeds."
+            found.append(Chart("lines", f"along the stream {name}", text, tuple(series), name, "images seen"))
     return found
 
 
@@ -150,12 +150,12 @@ def before_after(group: ResultGroup) -> list[Chart]:
             half = paired(after, earlier).half_width
             note = f" ({format_percent(before[label])} before, {format_percent(c.accuracy)} after the update)"
             series.append(Series(c.variant, (Point(len(series), c.accuracy - before[label], half, note),)))
-    said = (
+    text = (
         "Gain from predicting after the update instead of before it; methods that do not learn, or predict before the "
         "update, are left out."
     )
     names = tuple(s.variant.name for s in series)
-    chart = Chart("dots", "before and after", said, tuple(series), y_label="points", categories=names, rows_of="method")
+    chart = Chart("dots", "before and after", text, tuple(series), y_label="points", categories=names, rows_of="method")
     return [chart] if series else []
 
 
@@ -163,15 +163,15 @@ def stability(group: ResultGroup) -> list[Chart]:
     """Accuracy over the domains of a stream without resets, and accuracy on clean images after each domain."""
     order, base, found = stream_order(group), baseline(group), list[Chart]()
     if not group.resets and len(order) > 1:
-        said = "Accuracy on one domain after another, without a reset."
-        found.append(Chart("lines", "stability", said, tuple(sequence(group))))
+        text = "Accuracy on one domain after another, without a reset."
+        found.append(Chart("lines", "stability", text, tuple(sequence(group))))
         if base is not None:
-            said = f"Gain over {base.name} on one domain after another, without a reset."
+            text = f"Gain over {base.name} on one domain after another, without a reset."
             gains = tuple(sequence(group, over=base))
-            found.append(Chart("lines", "stability gain", said, gains, y_label=f"points over {base.name}"))
-    said = "Accuracy on clean images after each domain; a decrease is forgetting."
+            found.append(Chart("lines", "stability gain", text, gains, y_label=f"points over {base.name}"))
+    text = "Accuracy on clean images after each domain; a decrease is forgetting."
     clean = tuple(sequence(group, "clean_accuracy"))
-    found.append(Chart("lines", "forgetting", said, clean, y_label="clean accuracy in %"))
+    found.append(Chart("lines", "forgetting", text, clean, y_label="clean accuracy in %"))
     names = tuple(map(short_domain, order))
     return [replace(chart, categories=names) for chart in found if chart.series]
 
@@ -189,10 +189,10 @@ def reliability(group: ResultGroup) -> list[Chart]:
                 note = f" accuracy at a mean confidence of {confidence / n:.3f}, {n} samples"
                 weight = 0.3 + 0.7 * math.sqrt(n / max(bins.count))
                 points.append(Point((i + 0.5) / BINS, correct / n, note=note, weight=weight))
-        said = f"{variant.name}, ECE {format_percent(ece[variant.label])} %" if variant.label in ece else variant.name
+        text = f"{variant.name}, ECE {format_percent(ece[variant.label])} %" if variant.label in ece else variant.name
         series = (Series(variant, tuple(points)),)
         name = f"reliability {variant.name}"
-        found.append(Chart("reliability", name, said, series, x_label="confidence", y_label="accuracy"))
+        found.append(Chart("reliability", name, text, series, x_label="confidence", y_label="accuracy"))
     return found
 
 
@@ -242,10 +242,10 @@ def ablations(group: ResultGroup) -> list[Chart]:
     found = []
     for sweep in option_sweeps(group):
         option, method = safe_line(sweep.option.replace("_", " ")), safe_line(sweep.method)
-        said = f"Accuracy of {method} by {option}, {group.scope}."
+        text = f"Accuracy of {method} by {option}, {group.scope}."
         names = () if sweep.numeric else tuple(safe_line(str(value)) for value in sweep.values)
         kind: Kind = "lines" if sweep.numeric else "dots"
-        chart = Chart(kind, f"{method} by {option}", said, (sweep.series,), x_label=option, categories=names)
+        chart = Chart(kind, f"{method} by {option}", text, (sweep.series,), x_label=option, categories=names)
         found.append(chart)
     return found
 
@@ -264,8 +264,8 @@ def by_batch_size(groups: Sequence[ResultGroup]) -> list[Chart]:
                 points[label].append(mean_point(group, variants[label], group.batch_size))
         series = tuple(Series(variants[label], tuple(line)) for label, line in points.items() if len(line) > 1)
         if series:
-            said, name = f"Mean accuracy by batch size, {title}.", f"batch size {title}"
-            found.append(Chart("lines", name, said, series, x_label="batch size", x_scale="doubling"))
+            text, name = f"Mean accuracy by batch size, {title}.", f"batch size {title}"
+            found.append(Chart("lines", name, text, series, x_label="batch size", x_scale="doubling"))
     return found
 
 

@@ -371,8 +371,8 @@ def _distinguish_labels(items: Sequence[AnyCell]) -> list[AnyCell]:
     for item in items:
         values, others = item.key.option_values, [json.loads(text) for text in options[item.label]]
         varied = sorted({n for other in others for n in {*other, *values} if other.get(n, ...) != values.get(n, ...)})
-        said = ", ".join(f"{n}={values[n]}" if n in values else f"no {n}" for n in varied)
-        named.append(replace(item, label=f"{item.label} ({said})") if said else item)
+        shown = ", ".join(f"{n}={values[n]}" if n in values else f"no {n}" for n in varied)
+        named.append(replace(item, label=f"{item.label} ({shown})") if shown else item)
     return named
 
 

@@ -107,8 +107,8 @@ def notes(group: ResultGroup) -> list[str]:
         for domain in group.domains
         if group.entry(variant.label, domain).mean is None
     ]
-    said = [f"{group.measure} in percent, {seeds}", *([f"missing: {', '.join(missing)}"] if missing else [])]
-    return [*said, *short_stream_note(group)]
+    parts = [f"{group.measure} in percent, {seeds}", *([f"missing: {', '.join(missing)}"] if missing else [])]
+    return [*parts, *short_stream_note(group)]
 
 
 def short_stream_note(group: ResultGroup) -> list[str]:
@@ -129,14 +129,14 @@ def short_stream_note(group: ResultGroup) -> list[str]:
 
 def defaults_note(group: ResultGroup) -> str:
     """The defaults of options that other rows of the same method vary: "trust without options: k=6."."""
-    said = []
+    sentences = []
     for variant in group.variants:
         others = [v for v in group.variants if v.method == variant.method and v is not variant]
         if variant.label == variant.method and others:
             values: dict[str, Any] = json.loads(variant.options)
             varied = [n for n in sorted(values) if any(json.loads(o.options).get(n) != values[n] for o in others)]
-            said.append(f"{variant.name} without options: {', '.join(f'{n}={values[n]}' for n in varied)}.")
-    return " ".join(said)
+            sentences.append(f"{variant.name} without options: {', '.join(f'{n}={values[n]}' for n in varied)}.")
+    return " ".join(sentences)
 
 
 def cost_table(group: ResultGroup) -> DataTable | None:

@@ -208,9 +208,9 @@ class ResultStore:
 
     def fail(self, key: CellKey, message: str) -> None:
         """Record the error of a cell that this process has claimed."""
-        said = message.encode("utf-8", "replace").decode("utf-8")  # file names in messages may not be UTF-8
+        readable = message.encode("utf-8", "replace").decode("utf-8")  # file names in messages may not be UTF-8
         with self._transaction() as connection:
-            connection.execute(_FAIL, (key.digest, to_json(key), said, self._me.token))
+            connection.execute(_FAIL, (key.digest, to_json(key), readable, self._me.token))
 
     def retry_failed(self, where: Where | None = None) -> int:
         """Make failed cells claimable again; returns their number."""
