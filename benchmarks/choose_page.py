@@ -6,13 +6,13 @@ It reads worlds.csv, method_costs_h200.json and rates.csv in docs/results.
 from __future__ import annotations
 
 import csv
-import json
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.results_tables import RESULTS, labels, passes_per_batch, read, table, wrap
+from benchmarks.pages import RESULTS, read_record, table
+from benchmarks.results_tables import RIGHT, labels, passes_per_batch, read, wrap
 from benchmarks.worlds import SEPARATOR, STREAMS, WORLDS
 
 from trust_tta.atomic import write_whole
@@ -82,11 +82,11 @@ def page(worlds: Path, costs: Path) -> str:
             f"run in, of {len(places)}. Passes per batch count a backward pass twice; ms: for a batch of 128 on "
             "VMamba-T at 224 pixels in bf16 on an H200 ([costs](tables/method_costs.md))."
         ),
-        table(head, summary),
+        table(head, summary, align=RIGHT),
         "## By stream",
-        table(["mean gain over the worlds", *_quoted(ranked)], _lines(by_stream, ranked)),
+        table(["mean gain over the worlds", *_quoted(ranked)], _lines(by_stream, ranked), align=RIGHT),
         "## By network and images",
-        table(["mean gain over the streams", *_quoted(ranked)], _lines(by_world, ranked)),
+        table(["mean gain over the streams", *_quoted(ranked)], _lines(by_world, ranked), align=RIGHT),
         "## What these tables leave out",
         wrap(
             f"Not measured in nine of ten pairs: {', '.join(missing)}. [Methods](../reference/methods.md) says when "
@@ -131,7 +131,7 @@ def gains_of(accuracies: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[
 
 def read_costs(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Passes and milliseconds by method."""
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    rows = read_record(path.resolve())["rows"]
     passes = {row["method"]: f"{row['forwards'] + 2 * row['backwards']:.3g}" for row in rows if "forwards" in row}
     return passes, {row["method"]: f"{row['ms']:.0f}" for row in rows if not row["failed"]}
 

@@ -22,14 +22,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trust_tta.atomic import write_whole
+from benchmarks.pages import GUIDES, fill, read_record, table, write_record
+
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.parsing import parse_config
 from trust_tta.bench.sweep import sweep
 from trust_tta.distributed.cluster import LOOPBACK
 from trust_tta.results import Cell, ResultStore
 
-GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "distributed.md"
 DOMAINS = ("gaussian_noise", "defocus_blur", "snow", "contrast", "fog", "pixelate")
 KINDS = ("worker", "node", "driver")
 PATIENCE = 300  # seconds for a cell to be done between two kills
@@ -118,14 +118,14 @@ class Killer:
 
 
 def running_tasks() -> list[int]:
-    """The processes that run a chain of cells, below this one."""
+    """The processes below this one that run a task."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
             title = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
         except OSError:
             continue
-        if title.startswith(b"ray::run_chain") and is_below(int(entry.name)):
+        if title.startswith(b"ray::run_task") and is_below(int(entry.name)):
             found.append(int(entry.name))
     return found
 
@@ -160,16 +160,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--out", required=True)
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--page", action="store_true", help="write the table of docs/guides/distributed.md")
     arguments = parser.parse_args()
     if arguments.page:
-        fill_guide("kills", ["", ""], kills_table(json.loads(Path(arguments.out).read_text(encoding="utf-8"))))
+        fill_guide("kills", ["", ""], kills_table(read_record(arguments.out.resolve())))
         return
     os.environ.update(cluster_environment())
     with tempfile.TemporaryDirectory() as name:
         record = disturb(make_config(Path(name), seeds=arguments.seeds), Path(name), kills=arguments.kills)
-    Path(arguments.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(arguments.out, record)
     print(json.dumps({key: value for key, value in record.items() if key != "kills"}))
 
 
@@ -183,21 +183,19 @@ def kills_table(record: dict[str, Any]) -> list[list[str]]:
 
 def fill_guide(name: str, head: list[str], rows: list[list[str]]) -> None:
     """Write a table of docs/guides/distributed.md, between its marks."""
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
-    before, mark, after = GUIDE.read_text(encoding="utf-8").partition(f"<!-- table: {name} -->\n")
-    write_whole(GUIDE, f"{before}{mark}\n{table}\n\n<!-- end -->{after.partition('<!-- end -->')[2]}")
+    fill(GUIDES / "distributed.md", f"<!-- table: {name} -->", "<!-- end -->", f"\n\n{table(head, rows)}\n\n")
 
 
 def disturb(config: RunConfig, folder: Path, *, kills: int) -> dict[str, Any]:
-    began, told = time.monotonic(), []
+    began, made = time.monotonic(), []
     killer = Killer(config, folder)
     for kind in itertools.islice(itertools.cycle(KINDS), kills):
         before = killer.done()
         if not killer.wait(more_than=before):
             break
         if killer.kill(kind):
-            told.append({"killed": kind, "cells_done": killer.done(), "seconds": round(time.monotonic() - began, 1)})
-            print(json.dumps(told[-1]), flush=True)
+            made.append({"killed": kind, "cells_done": killer.done(), "seconds": round(time.monotonic() - began, 1)})
+            print(json.dumps(made[-1]), flush=True)
     code = killer.driver.wait()
     seconds = time.monotonic() - began
     killer.cluster.shutdown()
@@ -208,8 +206,8 @@ def disturb(config: RunConfig, folder: Path, *, kills: int) -> dict[str, Any]:
     with ResultStore(config.store, create=False) as store:
         found, counts = store.results(), store.counts()
     return {
-        "kills": told,
-        "killed": {kind: sum(each["killed"] == kind for each in told) for kind in KINDS},
+        "kills": made,
+        "killed": {kind: sum(each["killed"] == kind for each in made) for kind in KINDS},
         "cells": len(wanted),
         "done": counts.done,
         "failed": counts.failed,

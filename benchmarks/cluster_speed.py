@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster_kills import cluster_environment, fill_guide, make_config, to_toml
-
-from trust_tta.atomic import replacing
+from benchmarks.pages import read_record, write_record
 
 IMAGES, SEEDS = 512, 1
 
@@ -66,15 +65,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.page:
         head = ["workers", "seconds on Ray", "speed-up", "seconds with processes", "speed-up"]
-        fill_guide("workers", head, workers_table(json.loads(options.out.read_text(encoding="utf-8"))))
+        fill_guide("workers", head, workers_table(read_record(options.out.resolve())))
         return
     os.environ.update(cluster_environment())
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         found = [measure(Path(folder), int(workers)) for workers in options.workers.split(",")]
     record = {"cpus": os.cpu_count(), "load_before": load, "images_per_cell": IMAGES, "found": found}
-    with replacing(options.out) as temporary:
-        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(options.out, record)
     print(json.dumps(record, indent=1))
 
 

@@ -45,8 +45,8 @@ def table(parsers: dict[str, argparse.ArgumentParser], command: str) -> str:
 
 
 def is_key(text: str) -> bool:
-    """Whether a flag sets a key of a configuration, by what is said of both."""
-    return text.startswith(tuple(said.replace("`", "'") for _, _, said in outline(RunConfig)))
+    """Whether a flag sets a key of a configuration, by their shared description."""
+    return text.startswith(tuple(description.replace("`", "'") for _, _, description in outline(RunConfig)))
 
 
 def flags(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, str]]:

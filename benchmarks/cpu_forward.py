@@ -8,8 +8,6 @@ On two threads, in turn. ConvNeXt-T is timm's, in PyTorch, channel-last. Weights
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.export import FILE, OURS, THREADS, machine, times, write
+from benchmarks.export import FILE, OURS, THREADS, machine, restart_with_passive_threads, time_in_turn
+from benchmarks.pages import RESULTS, write_record
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -26,7 +25,7 @@ from tests.libraries import import_timm
 from trust_tta.export import export_network
 from trust_tta.export.check import open_onnx
 
-RECORD = Path(__file__).parents[1] / "docs" / "results" / "cpu_forward.json"
+RECORD = RESULTS / "cpu_forward.json"
 NETWORK, OTHER, SIZE = "vmamba_tiny_s1l8", "convnext_tiny", 224
 
 
@@ -45,7 +44,7 @@ def measure(rounds: int) -> dict[str, Any]:
             f"PyTorch, {OTHER}": partial(call, theirs, last),
             f"PyTorch, {OTHER}, bf16": partial(call, theirs, last, bf16=True),
         }
-        found = times(works, rounds=rounds, seconds=600)
+        found = time_in_turn(works, rounds=rounds)
     ours.set_scan_backend("reference")  # whose layers are PyTorch's own, which the counter knows
     operations = {name: count(network, image) for name, network in ((NETWORK, ours), (OTHER, theirs))}
     return {"network": NETWORK, "image_size": SIZE, "operations": operations, **found, "machine": machine()}
@@ -70,11 +69,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="measurements of each, in turn (default 30)")
     parser.add_argument("--record", type=Path, default=RECORD)
     arguments = parser.parse_args()
-    if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin while they wait would count as work
-        command = [sys.executable, "-m", "benchmarks.cpu_forward", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, "OMP_WAIT_POLICY": "passive"})
-    torch.set_num_threads(THREADS)
-    write(arguments.record, measure(arguments.rounds))
+    restart_with_passive_threads("benchmarks.cpu_forward")
+    write_record(arguments.record, measure(arguments.rounds))
 
 
 if __name__ == "__main__":

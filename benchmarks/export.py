@@ -11,7 +11,6 @@ and VMamba-T, the default, take two minutes.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import re
@@ -26,10 +25,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from benchmarks import pages
+from benchmarks.pages import GUIDES, RESULTS, fill, read_record, write_record
 from torch import Tensor
 
 import trust_tta as tt
-from trust_tta.atomic import replacing
 from trust_tta.export import export_network
 from trust_tta.export.check import accuracy, open_onnx
 from trust_tta.export.network import InputSpec, PixelInputNetwork
@@ -38,9 +38,7 @@ from trust_tta.models.base import ScanNetwork
 from trust_tta.optional import require
 from trust_tta.preprocessing import Preprocessing
 
-DOCS = Path(__file__).parents[1] / "docs"
-RECORD = DOCS / "results" / "export.json"
-PAGE = DOCS / "guides" / "export.md"
+RECORD, PAGE = RESULTS / "export.json", GUIDES / "export.md"
 NETWORKS = ("vmamba_nano", "vmamba_tiny_s1l8")
 SHIPPED = {"vmamba_nano": "vmamba_nano_cifar10"}
 THREADS = 2
@@ -53,7 +51,6 @@ HEAD = (
     "brackets what the processors spent, the median.",
     "",
 )
-_TABLE = re.compile(r"(<!-- table: export -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def measure(name: str, *, rounds: int, seconds: float) -> dict[str, Any]:
@@ -88,14 +85,16 @@ def measure(name: str, *, rounds: int, seconds: float) -> dict[str, Any]:
             "accuracy": {kind: accuracy(run, InputSpec("float", 32)) for kind, run in files.items()}
             if checkpoint
             else None,
-            **times(works, rounds=rounds, seconds=seconds),
+            **time_in_turn(works, rounds=rounds, seconds=seconds),
         }
 
 
-def times(works: dict[str, Callable[[], object]], *, rounds: int, seconds: float) -> dict[str, Any]:
-    """Milliseconds on the wall and of the processor, in turn and each first as often, so that all meet the same load.
+def time_in_turn(
+    works: dict[str, Callable[[], object]], ratio: tuple[str, str] = (FILE, OURS), *, rounds: int, seconds: float = 600
+) -> dict[str, Any]:
+    """Milliseconds of each work, by the wall clock and of the processor, in turns that rotate the order.
 
-    The ratio is the median over the rounds of what onnxruntime's processor time is to ours.
+    `ratio` names two works: the median over the rounds of the first one's time over the second's.
     """
     wall: dict[str, list[float]] = {name: [] for name in works}
     spent: dict[str, list[float]] = {name: [] for name in works}
@@ -111,11 +110,12 @@ def times(works: dict[str, Callable[[], object]], *, rounds: int, seconds: float
             spent[name].append(1e3 * (time.process_time() - used))
         if turn >= 2 and time.perf_counter() - begun > seconds:
             break
+    first, second = ratio
     ratios = {
-        kind: [x / y for x, y in zip(t[FILE], t[OURS], strict=True)] for kind, t in (("wall", wall), ("cpu", spent))
+        kind: [x / y for x, y in zip(t[first], t[second], strict=True)] for kind, t in (("wall", wall), ("cpu", spent))
     }
     return {
-        "rounds": len(wall[OURS]),
+        "rounds": len(wall[first]),
         "load": [load, os.getloadavg()[0]],
         "milliseconds": {
             name: {
@@ -139,7 +139,7 @@ def error_between(one: Callable[[Tensor], Tensor], other: Callable[[Tensor], Ten
 def table(record: dict[str, Any]) -> str:
     """The rows as Markdown."""
     names = ("network", "image", "MB", "nodes", "largest error", "same class", FILE, OURS, "ratio, wall (CPU)", "int8")
-    lines = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
+    lines = []
     for row in record["rows"]:
         found = row["agreement"]
         file, small, ours = (
@@ -152,8 +152,8 @@ def table(record: dict[str, Any]) -> str:
             f"{row['ratio']['wall']:.2f} ({row['ratio']['cpu']:.2f})",
             f"{row['int8_bytes'] / 1e6:.1f} MB, {small}",
         )  # fmt: skip
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join([*lines, "", *map(circumstances, record["rows"])])
+        lines.append(cells)
+    return "\n".join([pages.table(names, lines), "", *map(circumstances, record["rows"])])
 
 
 def page(record: dict[str, Any]) -> str:
@@ -163,22 +163,13 @@ def page(record: dict[str, Any]) -> str:
 def circumstances(row: dict[str, Any]) -> str:
     """Conditions of a measurement, and the accuracy of real weights."""
     made, right = row["machine"], row["accuracy"]
-    said = (
+    text = (
         f"`{row['network']}`: {row['rounds']} rounds in turn on {made['threads']} threads of {made['processor']}, load "
         f"{row['load'][0]:.1f} to {row['load'][1]:.1f}; onnxruntime {made['onnxruntime']}, PyTorch {made['torch']}."
     )
     if right:
-        said += f" {right[FILE]:.2f} % of the shipped images are right as float32, {right[SMALL]:.2f} % as int8."
-    return said + "\n"
-
-
-def read(path: Path) -> dict[str, Any]:
-    return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {"rows": []}
-
-
-def write(path: Path, record: dict[str, Any]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        text += f" {right[FILE]:.2f} % of the shipped images are right as float32, {right[SMALL]:.2f} % as int8."
+    return text + "\n"
 
 
 def main() -> None:
@@ -190,20 +181,24 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write the table in docs/guides/export.md, measure nothing")
     arguments = parser.parse_args()
     if not arguments.page:
-        if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin while they wait would count as work
-            command = [sys.executable, "-m", "benchmarks.export", *sys.argv[1:]]
-            os.execve(sys.executable, command, {**os.environ, "OMP_WAIT_POLICY": "passive"})
-        torch.set_num_threads(THREADS)
+        restart_with_passive_threads("benchmarks.export")
         for name in arguments.networks:
             row = measure(name, rounds=arguments.rounds, seconds=arguments.seconds) | {"machine": machine()}
-            rows = {old["network"]: old for old in read(arguments.record)["rows"]} | {name: row}
+            known = read_record(arguments.record.resolve())["rows"] if arguments.record.exists() else []
+            rows = {old["network"]: old for old in known} | {name: row}
             order = [*NETWORKS, *(other for other in rows if other not in NETWORKS)]
-            write(arguments.record, {"rows": [rows[other] for other in order if other in rows]})
+            write_record(arguments.record, {"rows": [rows[other] for other in order if other in rows]})
             print(table({"rows": [row]}), flush=True)
     if arguments.page or arguments.record == RECORD:
-        filled = _TABLE.sub(lambda old: f"{old[1]}{page(read(arguments.record))}{old[2]}", PAGE.read_text("utf-8"))
-        with replacing(PAGE) as temporary:
-            temporary.write_text(filled, encoding="utf-8")
+        fill(PAGE, "<!-- table: export -->\n", "<!-- end -->", page(read_record(arguments.record.resolve())))
+
+
+def restart_with_passive_threads(module: str) -> None:
+    """Run the module in a process whose idle threads sleep, since spinning would count as work, on THREADS threads."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        command = [sys.executable, "-m", module, *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "OMP_WAIT_POLICY": "passive"})
+    torch.set_num_threads(THREADS)
 
 
 def machine() -> dict[str, Any]:

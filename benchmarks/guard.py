@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.pages import RESULTS, table
 from benchmarks.world_networks import resnet56
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -41,7 +42,6 @@ from trust_tta.live.comparison import (
 )
 from trust_tta.live.sequential_test import HarmTest
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
 RECORD, PAGE, FIGURE = (RESULTS / name for name in ("guard.json", "guard.md", "guard_evidence.svg"))
 BATCH = 64
 WINDOW = 4  # batches over which evidence and true difference are compared
@@ -286,8 +286,9 @@ def area_under_curve(scores: NDArray[Any], harmful: NDArray[np.bool_]) -> float:
     return float(((high > low) + 0.5 * (high == low)).mean()) if high.size and low.size else math.nan
 
 
-def evidence_table(cells: list[dict[str, Any]]) -> list[list[str]]:
-    rows = [["world", "windows", "harmful", *EVIDENCE]]
+def evidence_table(cells: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows."""
+    rows = []
     cells = [c for c in cells if "runs" not in c["stream"]]
     for world in WORLDS:
         windows = [w for c in cells if c["world"] == world for w in c["evidence"] if abs(w["difference"]) >= 1]
@@ -296,17 +297,19 @@ def evidence_table(cells: list[dict[str, Any]]) -> list[list[str]]:
             continue
         areas = [area_under_curve(np.array([w[kind] for w in windows]), harmful) for kind in EVIDENCE]
         rows.append([WORLDS[world], str(len(windows)), str(int(harmful.sum())), *(f"{a:.2f}" for a in areas)])
-    return rows
+    return ["world", "windows", "harmful", *EVIDENCE], rows
 
 
-def false_alarms(cells: list[dict[str, Any]], *, streams: int = 100, batches: int = 200) -> list[list[str]]:
+def false_alarms(
+    cells: list[dict[str, Any]], *, streams: int = 100, batches: int = 200
+) -> tuple[list[str], list[list[str]]]:
     """Share of resampled harmless streams with an alarm at any time.
 
     "same": the source's predictions for two draws of images, of which neither is better. "recorded": predictions of
     both networks for the same images, from stretches where the method was at least as good as the source.
     """
     rng = np.random.default_rng(0)
-    rows = [["streams", "of", "alpha 0.1", "alpha 0.05", "alpha 0.01"]]
+    rows = []
     pools: dict[str, list[NDArray[Any]]] = {"same": [], "recorded": []}
     for cell in cells:
         for number in {b["stretch"] for b in cell["batches"] if b["labeled"]}:
@@ -330,12 +333,7 @@ def false_alarms(cells: list[dict[str, Any]], *, streams: int = 100, batches: in
             peaks.append(test.peak)
         shares = [f"{sum(p >= 1 / a for p in peaks)} of {len(peaks)}" for a in (0.1, 0.05, 0.01)]
         rows.append([kind, f"{batches} batches", *shares])
-    return rows
-
-
-def table(rows: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
+    return ["streams", "of", "alpha 0.1", "alpha 0.05", "alpha 0.01"], rows
 
 
 def draw(cells: list[dict[str, Any]]) -> None:
@@ -394,11 +392,11 @@ def page() -> None:
         rows = [row_of(c) for c in cells if c["world"] == world]
         if rows:
             rows.sort(key=lambda row: (list(STREAMS).index(row[0]), METHODS.index(row[1])))
-            parts += [f"## {title}", "", table([[*COLUMNS, "passes", "time", "misses"], *rows]), ""]
+            parts += [f"## {title}", "", table([*COLUMNS, "passes", "time", "misses"], rows), ""]
     parts += [LEGEND]
     parts += ["## Evidence against the true difference", "", "![evidence](guard_evidence.svg)", ""]
-    parts += [EVIDENCE_TEXT, table(evidence_table(cells)), ""]
-    parts += ["## False alarms", "", FALSE_ALARM_TEXT, table(false_alarms(cells)), ""]
+    parts += [EVIDENCE_TEXT, table(*evidence_table(cells)), ""]
+    parts += ["## False alarms", "", FALSE_ALARM_TEXT, table(*false_alarms(cells)), ""]
     draw(cells)
     write_whole(PAGE, ("\n".join(parts).rstrip() + "\n").encode())
 

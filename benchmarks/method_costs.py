@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.pages import table
 
 from trust_tta.atomic import write_whole
 from trust_tta.bench.environment import collect_provenance
@@ -101,27 +102,22 @@ def needs(name: str, model: torch.nn.Module, images: torch.Tensor) -> dict[str, 
 def page(record: dict[str, Any]) -> str:
     settings, facts, rows = record["settings"], record["facts"], record["rows"]
     source = next((row["ms"] for row in rows if row["method"] == "source"), None)
-    lines = [
-        "# What a batch costs",
-        "",
+    about = (
         f"*Written by `python -m benchmarks.method_costs {PAGE[0]} --page {PAGE[1]}`.* `{settings['model']}` with "
         f"random weights, {settings['size']} pixels, batches of {settings['batch']}, {settings['dtype']}; each method "
         "with its defaults, but margins that let every image count. Passes over the batch (a mirrored batch counts as "
-        f"two) and medians of whole calls; {facts['device']}, PyTorch {facts['torch']}.",
-        "",
-        "| method | forward | backward | ms per batch | times source | peak GiB |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+        f"two) and medians of whole calls; {facts['device']}, PyTorch {facts['torch']}."
+    )
+    lines = []
     for row in sorted(rows, key=lambda row: METHODS.index(row["method"])):
         if row["failed"]:
-            passes = f"{row.get('forwards', '')} | {row.get('backwards', '')}"
-            lines.append(f"| {row['method']} | {passes} | {row['failed']} | | |")
+            lines.append([row["method"], row.get("forwards", ""), row.get("backwards", ""), f"{row['failed']} | |"])
             continue
         times = f"{row['ms'] / source:.1f}" if source else ""
         memory = f"{row['peak_bytes'] / 2**30:.1f}" if row["peak_bytes"] else ""
-        passes = f"{row['forwards']} | {row['backwards']}"
-        lines.append(f"| {row['method']} | {passes} | {row['ms']:.1f} | {times} | {memory} |")
-    return "\n".join([*lines, ""])
+        lines.append([row["method"], row["forwards"], row["backwards"], f"{row['ms']:.1f}", times, memory])
+    head = ["method", "forward", "backward", "ms per batch", "times source", "peak GiB"]
+    return f"# What a batch costs\n\n{about}\n\n{table(head, lines)}\n"
 
 
 if __name__ == "__main__":

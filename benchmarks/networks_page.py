@@ -11,23 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from benchmarks.export import time_in_turn
+from benchmarks.pages import GUIDES, RESULTS, fill, read_record, table, write_record
 from torch import nn
 
 import trust_tta as tt
 from tests.golden import logit_error
 from tests.libraries import import_timm
 from tests.models.test_backbones import golden_files, open_golden
-from trust_tta.atomic import write_whole
 from trust_tta.errors import TrustError
 from trust_tta.export import export_network
 from trust_tta.export.check import open_onnx
@@ -36,9 +35,7 @@ from trust_tta.models.base import ScanNetwork
 from trust_tta.models.pretrained import PRETRAINED
 from trust_tta.preprocessing import Preprocessing
 
-DOCS = Path(__file__).parents[1] / "docs"
-RECORD = DOCS / "results" / "networks.json"
-GUIDES = DOCS / "guides"
+RECORD = RESULTS / "networks.json"
 NETWORKS = (
     "vmamba_tiny_s1l8", "mambavision_tiny", "msvmambav3_tiny", "msvmamba_tiny", "efficientvmamba_tiny",
     "spatialmamba_tiny", "vssd_micro",
@@ -77,7 +74,7 @@ def measure(name: str, *, rounds: int) -> dict[str, Any]:
             FILE: partial(open_onnx(exported.path, threads=THREADS), image),
             OTHER: partial(torch.inference_mode()(baseline()), torch.randn(1, 3, 224, 224)),
         }
-        row |= time_in_turn(works, rounds=rounds)
+        row |= time_in_turn(works, (OURS, OTHER), rounds=rounds) | {"threads": torch.get_num_threads()}
     if torch.cuda.is_available():
         row["gpu"] = {"device": torch.cuda.get_device_name(), "milliseconds": gpu_milliseconds(model, size)}
     return row
@@ -101,31 +98,6 @@ def baseline() -> nn.Module:
     return network.eval()
 
 
-def time_in_turn(works: dict[str, Callable[[], object]], *, rounds: int) -> dict[str, Any]:
-    """Milliseconds of one image, in turn: the least on the wall, and the median of the processors' time.
-
-    `ratio`: median over the rounds of our time over the baseline's.
-    """
-    wall: dict[str, list[float]] = {name: [] for name in works}
-    spent: dict[str, list[float]] = {name: [] for name in works}
-    load = os.getloadavg()[0]
-    for turn in range(rounds + 1):
-        for name, run in works.items():
-            started, used = time.perf_counter(), time.process_time()
-            run()
-            if turn:  # the first round warms up
-                wall[name].append(1e3 * (time.perf_counter() - started))
-                spent[name].append(1e3 * (time.process_time() - used))
-    ratios = [statistics.median(x / y for x, y in zip(t[OURS], t[OTHER], strict=True)) for t in (wall, spent)]
-    return {
-        "rounds": rounds,
-        "load": [load, os.getloadavg()[0]],
-        "threads": torch.get_num_threads(),
-        "milliseconds": {n: {"least": min(wall[n]), "cpu": statistics.median(spent[n])} for n in works},
-        "ratio": dict(zip(("wall", "cpu"), ratios, strict=True)),
-    }
-
-
 def gpu_milliseconds(model: nn.Module, size: int) -> dict[str, float]:
     """The median of 20 forwards of a batch, in float32 and in bf16."""
     images, network = torch.randn(GPU_BATCH, 3, size, size, device="cuda"), model.cuda()
@@ -145,12 +117,12 @@ def gpu_milliseconds(model: nn.Module, size: int) -> dict[str, float]:
     return found
 
 
-def measured_table(record: dict[str, Any]) -> list[str]:
+def measured_table(record: dict[str, Any]) -> str:
     names = (
         "network", "parameters (million)", "scan orders", "golden error, float32", "float64", "CPU ms", "of ConvNeXt-T",
         "GPU ms", "ONNX nodes", "its error", "its CPU ms",
     )  # fmt: skip
-    lines = [f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
+    lines = []
     for row in record["rows"]:
         golden, file, times = row["golden"], row["onnx"], row["milliseconds"]
         gpu = row.get("gpu", {}).get("milliseconds")
@@ -166,34 +138,27 @@ def measured_table(record: dict[str, Any]) -> list[str]:
             f"{file['relative_error']:.0e}",
             f"{times[FILE]['cpu']:.0f}",
         )
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
+        lines.append(cells)
+    return table(names, lines)
 
 
-def published_table(*, vmamba: bool) -> list[str]:
+def published_table(*, vmamba: bool) -> str:
     """The published files of VMambas, or of the other networks."""
-    lines = ["| checkpoint | accuracy as published (%) | license |", "| --- | --- | --- |"]
+    lines = []
     for file in PRETRAINED.values():
         if file.variant.startswith(("vmamba_", "vanilla_", "upernet_")) == vmamba:
             data = _DATA[file.num_classes] + ("" if file.address else "; ships with the package")
-            lines.append(f"| `{file.name}` | {file.accuracy} {data}, {file.preprocessing.size} px | {file.license} |")
-    return lines
-
-
-def write_tables(page: Path, tables: dict[str, list[str]]) -> None:
-    """Replace the named tables of a page."""
-    text = page.read_text(encoding="utf-8")
-    for name, lines in tables.items():
-        begin, end = text.index(f"<!-- table: {name} -->"), text.index("<!-- end -->", text.index(f"table: {name} "))
-        text = "\n".join([text[:begin] + f"<!-- table: {name} -->", "", *lines, "", text[end:]])
-    write_whole(page, text)
+            lines.append([f"`{file.name}`", f"{file.accuracy} {data}, {file.preprocessing.size} px", file.license])
+    return table(["checkpoint", "accuracy as published (%)", "license"], lines)
 
 
 def write_pages() -> None:
-    record = json.loads(RECORD.read_text(encoding="utf-8"))
-    others = published_table(vmamba=False)
-    write_tables(GUIDES / "networks.md", {"measured": measured_table(record), "published": others})
-    write_tables(GUIDES / "checkpoints.md", {"published": published_table(vmamba=True)})
+    for guide, name, content in (
+        ("networks.md", "measured", measured_table(read_record(RECORD))),
+        ("networks.md", "published", published_table(vmamba=False)),
+        ("checkpoints.md", "published", published_table(vmamba=True)),
+    ):
+        fill(GUIDES / guide, f"<!-- table: {name} -->", "<!-- end -->", f"\n\n{content}\n\n")
 
 
 def main() -> None:
@@ -206,11 +171,11 @@ def main() -> None:
         write_pages()
         return
     torch.set_num_threads(THREADS)
-    rows = json.loads(RECORD.read_text(encoding="utf-8"))["rows"] if RECORD.exists() else []
+    rows = read_record(RECORD)["rows"] if RECORD.exists() else []
     for name in arguments.networks:
         torch.manual_seed(0)
         rows = [row for row in rows if row["network"] != name] + [measure(name, rounds=arguments.rounds)]
-        write_whole(RECORD, json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+        write_record(RECORD, {"torch": torch.__version__, "rows": rows})
         print(json.dumps(rows[-1]))
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
+
+from benchmarks.pages import DOCS, RESULTS, read_record, table
 
 from trust_tta.atomic import write_whole
 
-DOCS = Path(__file__).parents[1] / "docs"
-RESULTS = DOCS / "results"
 WORKS = (
     "forward",
     "forward by the method 'source'",
@@ -25,7 +23,7 @@ class Speeds:
     """The rows of one record of `trust-tta speed`."""
 
     def __init__(self, name: str) -> None:
-        self.record = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+        self.record = read_record(name)
 
     def row(self, work: str, dtype: str = "float32", batch: int = 128) -> dict[str, Any] | None:
         found = [
@@ -52,7 +50,7 @@ def main() -> None:
 
 def page() -> str:
     final, cpu = Speeds("speed_h200.json"), Speeds("speed_cpu.json")
-    authors = json.loads((RESULTS / "authors_h200.json").read_text(encoding="utf-8"))
+    authors = read_record("authors_h200.json")
     tables = (network_table(final, authors), record_line(final), memory_line(final), scan_table())
     measured = [*accuracy_section(), *scaling_section("scaling_h200.json")]
     on_cpu = (cpu_lines(cpu), *one_image_section(), *half_precision_section(cpu), *scaling_section("scaling_cpu.json"))
@@ -78,21 +76,16 @@ def record_line(final: Speeds) -> str:
 
 
 def network_table(final: Speeds, authors: dict[str, Any]) -> str:
-    lines = [
-        "| work | batch | authors' code, float32 | float32 | bf16 | authors' GiB | GiB, float32 / bf16 |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = []
     for batch in (128, 1):
         for work in WORKS:
             if final.row(work, batch=batch) is None:
                 continue
             ms, gib = (authors[kind][str(batch)].get(work, "–") for kind in ("ms", "GiB"))
             memory = f"{final.gib(work, batch=batch)} / {final.gib(work, 'bf16', batch)}"
-            lines.append(
-                f"| {work} | {batch} | {ms} | {final.ms(work, batch=batch)} | "
-                f"{final.ms(work, 'bf16', batch)} | {gib} | {memory} |"
-            )
-    return "\n".join(lines)
+            lines.append([work, batch, ms, final.ms(work, batch=batch), final.ms(work, "bf16", batch), gib, memory])
+    head = ["work", "batch", "authors' code, float32", "float32", "bf16", "authors' GiB", "GiB, float32 / bf16"]
+    return table(head, lines)
 
 
 def memory_line(final: Speeds) -> str:
@@ -103,35 +96,32 @@ def memory_line(final: Speeds) -> str:
 
 def scan_table() -> str:
     """The scan alone, from its own record."""
-    record = json.loads((RESULTS / "scan_h200.json").read_text(encoding="utf-8"))
-    lines = [
-        "The scan alone, batch 128, and its ratio to the time in which a copy moves the bytes that it must move:",
-        "",
-        "| channels x length | dtype | forward | ratio | backward | ratio |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    record = read_record("scan_h200.json")
+    lines = []
     for row in record["rows"]:
         cells = [f"{row['channels']} x {row['length']}", row["dtype"]]
         for timed in (row["forward"], row["backward"]):
             floor = 1e3 * timed["bytes"] / record["copy_bytes_per_second"]
             cells += [f"{timed['ms']:.3g}", f"{timed['ms'] / floor:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(cells)
+    about = "The scan alone, batch 128, and its ratio to the time in which a copy moves the bytes that it must move:"
     note = "The floor is that of the scan as it is used here: two sequences, each read both ways."
-    return "\n".join([*lines, "", note])
+    head = ["channels x length", "dtype", "forward", "ratio", "backward", "ratio"]
+    return f"{about}\n\n{table(head, lines)}\n\n{note}"
 
 
 def accuracy_section() -> list[str]:
     """Accuracy with the kernels, against the same methods without them."""
-    runs = json.loads((RESULTS / "six_corruptions_kernels.json").read_text(encoding="utf-8"))
-    lines = ["| method | float32 | plain | bf16 | plain |", "| --- | --- | --- | --- | --- |"]
+    runs = read_record("six_corruptions_kernels.json")
+    lines = []
     for method in ("source", "tent", "trust"):
         found = [runs.get(f"{method}, {d}, {by}") for d in ("float32", "bf16") for by in ("auto", "reference")]
-        lines.append(f"| {method} | {' | '.join(map(percent, found))} |")
+        lines.append([method, *map(percent, found)])
     about = (
         "Accuracy in percent of the shipped network on six corruptions at severity 5 (4,096 images each), by the "
         "kernels and, *plain*, by PyTorch's operators; plain TRUST takes too long:"
     )
-    return ["### Accuracy", about, "\n".join(lines)]
+    return ["### Accuracy", about, table(["method", "float32", "plain", "bf16", "plain"], lines)]
 
 
 def percent(run: dict[str, Any] | None) -> str:
@@ -139,9 +129,7 @@ def percent(run: dict[str, Any] | None) -> str:
 
 
 def optional_record(name: str) -> dict[str, Any] | None:
-    path = RESULTS / name
-    record: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    return record
+    return read_record(name) if (RESULTS / name).exists() else None
 
 
 def scaling_section(name: str) -> list[str]:
@@ -149,18 +137,17 @@ def scaling_section(name: str) -> list[str]:
     record = optional_record(name)
     if record is None:
         return []
-    lines = ["| axis | work | ms per image, at both ends | exponent | memory ends at |"]
-    lines.append("| --- " * 5 + "|")
+    lines = []
     for grown in record["grown"]:
         rows = [r for r in record["rows"] if (r["part"], r["work"]) == (grown["part"], grown["work"])]
-        lines.append(f"| {' | '.join(scaling_cells(grown, rows, record['device_bytes']))} |")
+        lines.append(scaling_cells(grown, rows, record["device_bytes"]))
     plan = record["plan"]
     return [
         "### How it grows",
         f"`{plan['model']}` in {plan['dtype']}. The batch grows at {plan['size']} pixels, the pixels at batch "
         f"{plan['batch']}, the orders at batch {plan['few']}. Exponents are fitted over the upper half of an axis; "
         "with 1 the cost per image is constant. Where the memory ends is extrapolated from both ends of an axis.",
-        "\n".join(lines),
+        table(["axis", "work", "ms per image, at both ends", "exponent", "memory ends at"], lines),
     ]
 
 
@@ -203,9 +190,8 @@ def one_image_section() -> list[str]:
     record = optional_record("cpu_forward.json")
     if record is None:
         return []
-    lines = ["| by | ms, least | median | processor |", "| --- | --- | --- | --- |"]
-    for name, ms in record["milliseconds"].items():
-        lines.append(f"| {name} | {' | '.join(brief(ms[kind]) for kind in ('least', 'median', 'cpu'))} |")
+    times = record["milliseconds"].items()
+    lines = [[name, *(brief(ms[kind]) for kind in ("least", "median", "cpu"))] for name, ms in times]
     (ours, many), (other, few) = record["operations"].items()
     about = (
         f"`{ours}` at {record['image_size']} pixels, {many / 1e9:.1f} GFLOP of products and convolutions, beside "
@@ -213,7 +199,7 @@ def one_image_section() -> list[str]:
         f"{record['rounds']} rounds in turn on {record['machine']['threads']} threads of "
         f"{record['machine']['processor']}, by `python -m benchmarks.cpu_forward`:"
     )
-    return ["### One image", about, "\n".join(lines)]
+    return ["### One image", about, table(["by", "ms, least", "median", "processor"], lines)]
 
 
 def half_precision_section(cpu: Speeds) -> list[str]:
@@ -223,16 +209,15 @@ def half_precision_section(cpu: Speeds) -> list[str]:
     runs = optional_record("six_corruptions_cpu.json")
     if not works or runs is None:
         return []
-    lines = ["| work | float32 | bf16 |", "| --- | --- | --- |"]
-    lines += [f"| {work}, ms | {cpu.ms(work, batch=batch)} | {cpu.ms(work, 'bf16', batch)} |" for work in works]
+    lines = [[f"{work}, ms", cpu.ms(work, batch=batch), cpu.ms(work, "bf16", batch)] for work in works]
     for method in ("source", "tent"):
         found = (percent(runs.get(f"{method}, {dtype}, auto")) for dtype in ("float32", "bf16"))
-        lines.append(f"| {method}, accuracy in percent | {' | '.join(found)} |")
+        lines.append([f"{method}, accuracy in percent", *found])
     about = (
         f'bf16, which is `dtype = "bf16"` or `torch.autocast` around the calls, on a CPU whose products take it '
         f"(AVX-512 BF16): times at batch {batch}, and the accuracy of the shipped network on the six corruptions above:"
     )
-    return ["### bf16", about, "\n".join(lines)]
+    return ["### bf16", about, table(["work", "float32", "bf16"], lines)]
 
 
 if __name__ == "__main__":

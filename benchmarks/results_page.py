@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from typing import Any
 
-from benchmarks.results_tables import RESULTS, leads, read, wrap
+from benchmarks.pages import RESULTS, ROOT, fill, read_record, table
+from benchmarks.results_tables import leads, read, wrap
 
 from trust_tta.atomic import write_whole
 
-README = RESULTS.parents[1] / "README.md"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 
 
 def main() -> None:
     write_whole(RESULTS / "README.md", page())
-    write_whole(README, filled(README.read_text(encoding="utf-8")))
-
-
-def filled(readme: str) -> str:
-    """The README with its block as the records are now."""
-    before, rest = readme.split(BEGIN)
-    return f"{before}{BEGIN}\n{short()}\n{END}{rest.split(END)[1]}"
-
-
-def record_of(name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
-    return record
+    fill(ROOT / "README.md", BEGIN, END, f"\n{short()}\n")
 
 
 def short() -> str:
     """TRUST beside as many updates in one order, and the time of its step."""
     rows_of = {name: [row for row in read("orders") if row.stream[0] == name] for name in ("cifar10-c", "pacs")}
     cifar, pacs = map(leads, rows_of.values())
-    theirs = record_of("authors_h200.json")["ms"]["128"]["TRUST K=6 sequential"]
-    rows = [row for row in record_of("speed_h200.json")["rows"] if row["backend"] == "triton" and row["batch"] == 128]
+    theirs = read_record("authors_h200.json")["ms"]["128"]["TRUST K=6 sequential"]
+    rows = [row for row in read_record("speed_h200.json")["rows"] if row["backend"] == "triton" and row["batch"] == 128]
     ms = {row["dtype"]: row["median_ms"] for row in rows if row["work"] == "TRUST K=6 sequential"}
     orders = (
         "TRUST less six updates in the default order, as many as its own: "
@@ -52,9 +39,7 @@ def short() -> str:
 
 
 def page() -> str:
-    lines = ["| record | page | measured by | machine |", "| --- | --- | --- | --- |"]
-    lines += [f"| {' | '.join(row)} |" for row in RECORDS]
-    return "\n\n".join([HEAD, "\n".join(lines), NOTES])
+    return "\n\n".join([HEAD, table(["record", "page", "measured by", "machine"], RECORDS), NOTES])
 
 
 GPU, CPU = "one H200", "two cores of a server CPU"

@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
 import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.pages import RESULTS, read_record, table
 
 from trust_tta.atomic import write_whole
 from trust_tta.report.model import read_report
@@ -22,7 +23,7 @@ from trust_tta.results import format_gain, format_percent
 from trust_tta.results.display import HELD_OUT
 from trust_tta.results.export import flat_row
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RIGHT = "---:"
 TRUST, SIX_STEPS = "trust", "trust_naive, 6 steps"
 COLUMNS = (
     "dataset", "checkpoint", "setting", "batch_size", "label", "domain", "severity", "seed", "samples", "accuracy",
@@ -116,11 +117,6 @@ def passes_per_batch(rows: Sequence[Row]) -> str:
     return f"{sum(row.passes for row in rows) / sum(row.batches for row in rows):.3g}" if rows else "–"
 
 
-def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-
-
 def labels(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(row.label for row in rows))
 
@@ -137,7 +133,7 @@ def orders_page() -> str:
     return _page(
         "What six orders buy",
         ORDERS,
-        table(["", "passes per batch", *groups], lines),
+        table(["", "passes per batch", *groups], lines, align=RIGHT),
         "TRUST less six updates in the default order, by network:",
         "\n".join(f"- {pair}" for pair in pairs),
         "## Beside the released code",
@@ -167,10 +163,7 @@ def lead(rows: Sequence[Row]) -> str:
 
 def beside_authors() -> str:
     """The same protocol by the code released with the paper."""
-    ours, theirs = (
-        json.loads((RESULTS / name).read_text(encoding="utf-8"))
-        for name in ("six_corruptions.json", "authors_six_corruptions.json")
-    )
+    ours, theirs = map(read_record, ("six_corruptions.json", "authors_six_corruptions.json"))
     lines = []
     for name in theirs["mean"]:
         means = [ours[name]["mean"], theirs["mean"][name]]
@@ -178,7 +171,7 @@ def beside_authors() -> str:
         lines.append([name, *(f"{value:.2f}" for value in means), *(f"{value:+.2f}" for value in gains)])
     without = ours["trust"]["mean"] - ours["bn"]["mean"]
     lines.append(["trust", f"{ours['trust']['mean']:.2f}", "–", f"{without:+.2f}", "–"])
-    return table(["", "here", "released code", "over bn, here", "over bn, released code"], lines)
+    return table(["", "here", "released code", "over bn, here", "over bn, released code"], lines, align=RIGHT)
 
 
 def fair_page() -> str:
@@ -196,7 +189,7 @@ def fair_page() -> str:
     return _page(
         "Baselines at rates of their own",
         FAIR,
-        table(head, lines),
+        table(head, lines, align=RIGHT),
         "## These rates in other streams",
         RATES,
         _rates_table(),
@@ -216,7 +209,7 @@ def _rates_table() -> str:
         lines.append([title, *(f"**{format_percent(v)}**" if v == max(means) else format_percent(v) for v in means)])
     usual = [row for row in rows if row.stream == next(iter(STREAMS))]
     costs = [passes_per_batch([row for row in usual if row.label == label]) for label in labels(rows)]
-    return table(["", *labels(rows)], [*lines, ["passes per batch", *costs]])
+    return table(["", *labels(rows)], [*lines, ["passes per batch", *costs]], align=RIGHT)
 
 
 def single_page(name: str, title: str, about: str) -> Callable[[], str]:
@@ -238,7 +231,7 @@ def single_page(name: str, title: str, about: str) -> Callable[[], str]:
             lowest = f"{format_percent(statistics.fmean(domains[worst]))} ({worst})"
             lines.append([label, accuracy(found), *gains, lowest, str(len(seed_means(found))), passes_per_batch(found)])
         head = ["", "mean", "over source", "over bn", "worst corruption", "seeds", "passes per batch"]
-        return _page(title, about, table(head, lines))
+        return _page(title, about, table(head, lines, align=RIGHT))
 
     return page
 

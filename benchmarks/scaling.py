@@ -20,14 +20,14 @@ import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from benchmarks.order_analysis import take_orders
+from benchmarks.pages import write_record
 
-from trust_tta.atomic import replacing
 from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.timing import Case, Timing, TimingLimits, Work, measure
 from trust_tta.methods.registry import create_method
@@ -123,8 +123,7 @@ def read_known(path: Path, plan: Plan) -> list[Timing]:
     record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if record and record["plan"] != json.loads(json.dumps(asdict(plan))):
         raise SystemExit(f"{path} has another plan; name another file for --out")
-    known = [f.name for f in fields(Timing)]  # earlier records have a ratio to a floor, too
-    return [Timing(**{name: row[name] for name in known}) for row in record.get("rows", ())]
+    return [Timing(**row) for row in record.get("rows", ())]
 
 
 def compile_size(plan: Plan, size: int, device: str) -> None:
@@ -205,8 +204,7 @@ def main() -> None:
             "device_bytes": total,
             "rows": [asdict(r) for r in rows],
         }
-        with replacing(arguments.out) as temporary:
-            temporary.write_text(json.dumps({**record, "grown": conclude(rows)}, indent=1), encoding="utf-8")
+        write_record(arguments.out, {**record, "grown": conclude(rows)})
         each = f"{rows[-1].median_ms / timing.batch:.4g} ms an image" if rows[-1].median_ms else rows[-1].failed
         print(f"{timing.part} {timing.work} batch {timing.batch} size {timing.size} k {timing.k}: {each}", flush=True)
 

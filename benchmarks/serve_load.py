@@ -31,11 +31,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import torch
+from benchmarks import pages
+from benchmarks.pages import fill, write_record
 
 from tests.live.toys import states_equal
 from tests.serve.services import CLASSES, PRIVATE, Process, picture, pixels, process
 from tests.serve.test_limits import malformed
-from trust_tta.atomic import replacing
 from trust_tta.live.snapshots import Folder, Snapshot
 from trust_tta.serve.network import open_network
 
@@ -47,7 +48,7 @@ BEGIN, END = "<!-- load -->", "<!-- /load -->"
 
 @dataclass
 class Tally:
-    """Answers that clients got, by status, and the seconds of those with 200."""
+    """Numbers of answers by status, and the seconds of those with status 200."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
@@ -58,7 +59,7 @@ class Tally:
         return {"statuses": {str(k): v for k, v in sorted(self.statuses.items())}, **times}
 
 
-# Many clients in one thread, with as little work as can be: they share the machine with what they try.
+# Many clients in one thread, with little work for each: they share the machine with the service.
 
 
 async def call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, float]:
@@ -70,8 +71,8 @@ async def call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reque
     return int(head.split(b" ", 2)[1]), float(lines.get(b"retry-after", b"0"))
 
 
-async def keep_asking(address: str, request: bytes, tally: Tally, more: Callable[[], bool]) -> None:
-    """Send the request again and again, as long as `more()` says; wait where the service asks for it."""
+async def send_requests(address: str, request: bytes, tally: Tally, more: Callable[[], bool]) -> None:
+    """Repeat a request while `more()` is true, with the pauses that the service asks for."""
     where = urlsplit(address)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     with closing(writer):
@@ -85,10 +86,10 @@ async def keep_asking(address: str, request: bytes, tally: Tally, more: Callable
                 await asyncio.sleep(min(wait, 1.0))
 
 
-async def crowd(address: str, requests: list[bytes], more: Callable[[], bool]) -> Tally:
+async def run_clients(address: str, requests: list[bytes], more: Callable[[], bool]) -> Tally:
     """One client for each request, at the same time."""
     tally = Tally()
-    await asyncio.gather(*(keep_asking(address, request, tally, more) for request in requests))
+    await asyncio.gather(*(send_requests(address, request, tally, more) for request in requests))
     return tally
 
 
@@ -103,8 +104,8 @@ def as_request(path: str, body: bytes) -> bytes:
 # The parts
 
 
-def try_load(seconds: float, clients: int) -> dict[str, Any]:
-    """So many clients, each with one picture at a time: the source network, tide that adapts, and one that does not."""
+def measure_load(seconds: float, clients: int) -> dict[str, Any]:
+    """Clients that send one picture at a time to the source network, to tide, and to tide that only predicts."""
     found: dict[str, Any] = {"clients": clients, "seconds": seconds, "threads": torch.get_num_threads()}
     for row, method, adapt in (("source", "source", True), ("tide", "tide", True), ("tide_predicting", "tide", False)):
         path = "/predict" if adapt else "/predict?adapt=false"
@@ -116,7 +117,7 @@ def try_load(seconds: float, clients: int) -> dict[str, Any]:
         ):
             before = bare.measure()
             start, spent = time.monotonic(), processor_seconds(running)
-            tally = asyncio.run(crowd(running.address, requests, until(start + seconds)))
+            tally = asyncio.run(run_clients(running.address, requests, until(start + seconds)))
             passed, spent = time.monotonic() - start, processor_seconds(running) - spent
             served = Speed(tally.statuses[200] / passed, 1000 * spent / tally.statuses[200])
             alone = Speed(*(statistics.mean(pair) for pair in zip(before, bare.measure(), strict=True)))
@@ -159,12 +160,12 @@ class Bare:
         return Speed(count / passed, 1000 * spent / count)
 
 
-def try_kills(count: int, *, full_disk: bool = False) -> dict[str, Any]:
-    """Kill the service again and again under eight clients; what it acknowledged must be on disk.
+def measure_kills(count: int, *, full_disk: bool = False) -> dict[str, Any]:
+    """Kill the service repeatedly under eight clients; what it acknowledged must be on disk.
 
     `full_disk`: for a part of each round, no file can be written.
     """
-    chance, told, restarts = random.Random(0), Acknowledged(), list[float]()
+    rng, acks, restarts = random.Random(0), Acknowledged(), list[float]()
     with tempfile.TemporaryDirectory() as name:
         folder, left = Path(name), None
         for number in range(count):
@@ -173,37 +174,39 @@ def try_kills(count: int, *, full_disk: bool = False) -> dict[str, Any]:
                 restarts.append(time.monotonic() - begin)
                 if left is not None:
                     check_restart(running, left)
-                clients = [threading.Thread(target=use, args=(running.address, told, i)) for i in range(KILL_CLIENTS)]
+                clients = [
+                    threading.Thread(target=use_service, args=(running.address, acks, i)) for i in range(KILL_CLIENTS)
+                ]
                 for client in clients:
                     client.start()
-                wait_for_answers(told, chance.randint(1, 12))
+                wait_for_answers(acks, rng.randint(1, 12))
                 if full_disk:
                     fill_disk(running, full=True)
-                    time.sleep(0.5 * chance.random())
-                    if chance.random() < 0.5:  # else it is killed while the disk is full
+                    time.sleep(0.5 * rng.random())
+                    if rng.random() < 0.5:  # else it is killed while the disk is full
                         fill_disk(running, full=False)
-                        wait_for_answers(told, chance.randint(1, 12))
-                time.sleep(0.1 * chance.random())
+                        wait_for_answers(acks, rng.randint(1, 12))
+                time.sleep(0.1 * rng.random())
                 running.kill()
                 for client in clients:
                     client.join(60)
-            left = check_kept(folder, told)
-            say(f"kill {number + 1}: {len(told.labels)} labels, {told.events} events, snapshot {left.number}")
+            left = check_kept(folder, acks)
+            say(f"kill {number + 1}: {len(acks.labels)} labels, {acks.events} events, snapshot {left.number}")
         return {
             "kills": count,
-            "acknowledged_labels": len(told.labels),
-            "acknowledged_events": told.events,
-            "acknowledged_snapshots": told.snapshots,
-            "refused": told.refused,
+            "acknowledged_labels": len(acks.labels),
+            "acknowledged_events": acks.events,
+            "acknowledged_snapshots": acks.snapshots,
+            "refused": acks.refused,
             "full_disk": full_disk,
             "lost": 0,  # each of them would have ended this
             "restart_seconds_median": round(statistics.median(restarts), 2),
         }
 
 
-def wait_for_answers(told: Acknowledged, more: int) -> None:
-    goal, deadline = told.answers + more, time.monotonic() + 120
-    while told.answers < goal and time.monotonic() < deadline:
+def wait_for_answers(acks: Acknowledged, more: int) -> None:
+    goal, deadline = acks.answers + more, time.monotonic() + 120
+    while acks.answers < goal and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
@@ -215,7 +218,7 @@ def fill_disk(running: Process, *, full: bool) -> None:
 
 @dataclass
 class Acknowledged:
-    """Labels, events and snapshots that clients were told are stored."""
+    """Labels, events and snapshots that were acknowledged to clients."""
 
     labels: dict[str, int] = field(default_factory=dict)
     events: int = 0
@@ -230,39 +233,36 @@ class Acknowledged:
         return len(self.labels) + self.events + self.snapshots
 
 
-def use(address: str, told: Acknowledged, number: int) -> None:
+def use_service(address: str, acks: Acknowledged, number: int) -> None:
     """Predict, label, roll back, pause and fetch states until the service is killed; it pauses its own stream."""
-    chance, own = random.Random(threading.get_ident()), f"client-{number}"
+    rng, own = random.Random(threading.get_ident()), f"client-{number}"
     try:
         with httpx.Client(base_url=address, timeout=60) as client:
             while True:
-                answer = client.post("/predict", content=picture(seed=chance.randrange(1000)))
+                answer = client.post("/predict", content=picture(seed=rng.randrange(1000)))
                 if answer.status_code == 200:
-                    name, label = answer.json()["id"], chance.randrange(len(CLASSES))
+                    name, label = answer.json()["id"], rng.randrange(len(CLASSES))
                     if client.post("/feedback", json={"id": name, "label": label}).status_code == 200:
-                        told.labels[name] = label
-                if chance.random() < 0.3:
+                        acks.labels[name] = label
+                if rng.random() < 0.3:
                     done = client.post("/streams/default/rollback", headers=PRIVATE).status_code == 200
-                    with told.lock:
-                        told.events += done
-                if (
-                    chance.random() < 0.3
-                    and client.post(f"/predict?stream={own}", content=picture()).status_code == 200
-                ):
-                    action = chance.choice(["pause", "resume"])
-                    told.paused.pop(own, None)  # unknown while the request is on its way
+                    with acks.lock:
+                        acks.events += done
+                if rng.random() < 0.3 and client.post(f"/predict?stream={own}", content=picture()).status_code == 200:
+                    action = rng.choice(["pause", "resume"])
+                    acks.paused.pop(own, None)  # unknown while the request is on its way
                     status = client.post(f"/streams/{own}/{action}", headers=PRIVATE).status_code
-                    with told.lock:
-                        told.refused += status == 503
-                        told.events += status == 200
+                    with acks.lock:
+                        acks.refused += status == 503
+                        acks.events += status == 200
                     if status == 200:
-                        told.paused[own] = action == "pause"
-                if chance.random() < 0.2:
+                        acks.paused[own] = action == "pause"
+                if rng.random() < 0.2:
                     state = client.get("/streams/default/state", headers=PRIVATE)
                     if state.status_code == 200:
-                        with told.lock:
-                            told.newest = max(told.newest, number_of(state.content))
-                            told.snapshots += 1
+                        with acks.lock:
+                            acks.newest = max(acks.newest, number_of(state.content))
+                            acks.snapshots += 1
     except httpx.HTTPError:
         return
 
@@ -274,20 +274,20 @@ def number_of(snapshot: bytes) -> int:
     return int(about["number"])
 
 
-def check_kept(folder: Path, told: Acknowledged) -> Snapshot:
+def check_kept(folder: Path, acks: Acknowledged) -> Snapshot:
     """Check that what was acknowledged is on the disk; returns the snapshot from which the next process continues."""
     with closing(sqlite3.connect(folder / "state" / "journal.sqlite")) as event_log:
         labels = dict(event_log.execute("SELECT prediction, label FROM feedback").fetchall())
         (events,) = event_log.execute("SELECT count(*) FROM events WHERE kind = 'request'").fetchone()
-    require(told.labels.items() <= labels.items(), "feedback was lost")
-    require(events >= told.events, f"of {told.events} events {events} are there")
+    require(acks.labels.items() <= labels.items(), "feedback was lost")
+    require(events >= acks.events, f"of {acks.events} events {events} are there")
     snapshots = Folder(folder / "state" / "streams" / "default")
     newest, problems = snapshots.newest()
     snapshots.close()
     require(newest is not None and not problems, f"a snapshot is damaged: {problems}")
     assert newest is not None
-    require(newest.number >= told.newest, f"snapshot {told.newest} was lost; the newest is {newest.number}")
-    for stream, paused in told.paused.items():
+    require(newest.number >= acks.newest, f"snapshot {acks.newest} was lost; the newest is {newest.number}")
+    for stream, paused in acks.paused.items():
         with closing(Folder(folder / "state" / "streams" / stream)) as own:
             last, _ = own.newest()
         require(last is not None and last.state["books"]["paused"] == paused, f"a pause of '{stream}' was lost")
@@ -305,8 +305,8 @@ def check_restart(running: Process, left: Snapshot) -> None:
     require(now.state["books"]["batches"] == left.state["books"]["batches"], "it counts otherwise than the snapshot")
 
 
-def try_requests(count: int, clients: int) -> dict[str, Any]:
-    """So many requests; the memory of the process in between."""
+def measure_requests(count: int, clients: int) -> dict[str, Any]:
+    """The answers to many requests, and the memory of the process meanwhile."""
     left, sizes = iter(range(count)), list[float]()
     with tempfile.TemporaryDirectory() as folder, process(Path(folder)) as running:
 
@@ -318,7 +318,7 @@ def try_requests(count: int, clients: int) -> dict[str, Any]:
 
         requests = [as_request(f"/predict?stream=s{i % 4}", picture(seed=i)) for i in range(clients)]
         start = time.monotonic()
-        tally = asyncio.run(crowd(running.address, requests, more))
+        tally = asyncio.run(run_clients(running.address, requests, more))
         seconds = time.monotonic() - start
     fifth = max(1, len(sizes) // 5)
     early, late = statistics.mean(sizes[fifth : 2 * fifth]), statistics.mean(sizes[-fifth:])
@@ -332,8 +332,8 @@ def try_requests(count: int, clients: int) -> dict[str, Any]:
     }
 
 
-def try_streams(count: int) -> dict[str, Any]:
-    """A request to each of so many streams, and another when all but a few have gone to disk."""
+def measure_streams(count: int) -> dict[str, Any]:
+    """Two requests to each of many streams, most of which are on disk at the second."""
     rounds = list[dict[str, Any]]()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -356,14 +356,14 @@ def try_streams(count: int) -> dict[str, Any]:
     return {"streams": count, "loaded": loaded, "disk_mib": round(disk / 2**20, 1), "rounds": rounds}
 
 
-def try_malformed(count: int) -> dict[str, Any]:
-    """Requests in which something is wrong: a 4xx and one line for each, and no traceback."""
-    chance, statuses = random.Random(1), Counter[int]()
+def measure_malformed(count: int) -> dict[str, Any]:
+    """Malformed requests: each gets a 4xx and one line, without a traceback."""
+    rng, statuses = random.Random(1), Counter[int]()
     with tempfile.TemporaryDirectory() as folder, process(Path(folder)) as running:
         with httpx.Client(base_url=running.address, timeout=60) as client:
             client.post("/predict", content=picture())
             for _ in range(count):
-                method, path, body, headers = malformed(chance)
+                method, path, body, headers = malformed(rng)
                 response = client.request(method, path, content=body, headers=headers)
                 error = response.json()["error"]
                 require(400 <= response.status_code < 500, f"{method} {path}: {response.status_code}")
@@ -374,8 +374,8 @@ def try_malformed(count: int) -> dict[str, Any]:
         tracebacks = sum("Traceback" in line for line in running.log)
         errors = sum(json.loads(line)["level"] == "error" for line in running.log)
     require(alive and not tracebacks and not errors, f"alive: {alive}; {tracebacks} tracebacks, {errors} errors")
-    told = {str(k): v for k, v in sorted(statuses.items())}
-    return {"requests": count, "statuses": told, "tracebacks": tracebacks, "alive": alive}
+    shown = {str(k): v for k, v in sorted(statuses.items())}
+    return {"requests": count, "statuses": shown, "tracebacks": tracebacks, "alive": alive}
 
 
 def processor_seconds(running: Process) -> float:
@@ -409,12 +409,12 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--page", type=Path)
     arguments = parser.parse_args(given)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "load": lambda: try_load(arguments.load, arguments.clients),
-        "kills": lambda: try_kills(arguments.kills),
-        "full_disk_kills": lambda: try_kills(arguments.full_disk_kills, full_disk=True),
-        "requests": lambda: try_requests(arguments.requests, min(arguments.clients, 64)),
-        "streams": lambda: try_streams(arguments.streams),
-        "malformed": lambda: try_malformed(arguments.malformed),
+        "load": lambda: measure_load(arguments.load, arguments.clients),
+        "kills": lambda: measure_kills(arguments.kills),
+        "full_disk_kills": lambda: measure_kills(arguments.full_disk_kills, full_disk=True),
+        "requests": lambda: measure_requests(arguments.requests, min(arguments.clients, 64)),
+        "streams": lambda: measure_streams(arguments.streams),
+        "malformed": lambda: measure_malformed(arguments.malformed),
     }
     record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for part, run in parts.items():
@@ -422,13 +422,9 @@ def main(given: list[str] | None = None) -> None:
             busy = os.getloadavg()[0]
             record[part] = run() | {"load_average_before": round(busy, 2), "cores": os.cpu_count()}
             say(f"{part}: {json.dumps(record[part])}")
-            with replacing(arguments.out) as file:
-                file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            write_record(arguments.out, record)
     if arguments.page:
-        before, rest = arguments.page.read_text(encoding="utf-8").split(BEGIN)
-        text = f"{before}{BEGIN}\n{table(record)}\n{END}{rest.split(END)[1]}"
-        with replacing(arguments.page) as file:
-            file.write_text(text, encoding="utf-8")
+        fill(arguments.page, BEGIN, END, f"\n{table(record)}\n")
 
 
 def table(record: dict[str, Any]) -> str:
@@ -458,8 +454,7 @@ def table(record: dict[str, Any]) -> str:
             f"{bad['tracebacks']} tracebacks, the process {'alive' if bad['alive'] else 'dead'}",
         ],
     }
-    lines = [f"| {part} | {'; '.join(found)} |" for part, found in rows.items()]
-    return "\n".join(["| part | found |", "| --- | --- |", *lines])
+    return pages.table(["part", "found"], [(part, "; ".join(found)) for part, found in rows.items()])
 
 
 def kept(kills: dict[str, Any]) -> list[str]:

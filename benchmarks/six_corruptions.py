@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.pages import write_record
 from torch import Tensor
 
 import trust_tta as tt
-from trust_tta.atomic import replacing
 from trust_tta.bench.environment import choose_device, find_commit
 
 CORRUPTIONS = ("gaussian_noise", "impulse_noise", "glass_blur", "contrast", "snow", "jpeg_compression")
@@ -111,8 +111,7 @@ def add(record: Path, name: str, result: dict[str, Any]) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         known = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
         known[name] = result
-        with replacing(record) as temporary:
-            temporary.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        write_record(record, known)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def test_a_subset_of_the_classes_is_scored(photos: Path, tmp_path: Path) -> None
     assert warning.startswith("warning: folder has 4 of the 10 classes of ")
 
 
-def test_a_class_that_is_spelled_otherwise_is_refused_with_both_lists(photos: Path, tmp_path: Path) -> None:
+def test_a_misspelled_class_is_refused_with_both_lists(photos: Path, tmp_path: Path) -> None:
     """It comes first in the order of names: all labels would be off by one, and the accuracy that of chance."""
     (photos / "truck").rename(photos / "Truck")
     wrong = config(tmp_path, photos, "vmamba_nano_cifar10")
@@ -94,7 +94,9 @@ def test_a_class_that_is_spelled_otherwise_is_refused_with_both_lists(photos: Pa
         make_plan(wrong)
 
 
-def test_a_network_without_names_is_warned_of(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_network_without_class_names_gives_a_warning(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     nameless = write_network(tmp_path / "nameless.safetensors", classes=None, order=list(range(10)))
     cells, recorder = run(config(tmp_path, photos, str(nameless)))
     (warning,) = recorder.warnings
@@ -134,7 +136,7 @@ def test_clean_domain_serves_eata_and_clean_after(photos: Path, tmp_path: Path) 
         run(eata.changed(data=eata.data.changed(clean=None), store=str(tmp_path / "none.sqlite")))
 
 
-def test_subset_of_the_classes_is_scored_among_them_and_among_all(photos: Path, tmp_path: Path) -> None:
+def test_a_subset_of_the_classes_is_scored_among_itself_and_among_all(photos: Path, tmp_path: Path) -> None:
     for name in CIFAR10_CLASSES[3:]:
         shutil.rmtree(photos / name)
     (cell,), _ = run(config(tmp_path, photos, "vmamba_nano_cifar10"))

@@ -22,7 +22,7 @@ def sample() -> ExperimentData:
     return ExperimentData(DataConfig(dataset="sample", domains=("clean", "fog", "snow")))
 
 
-def test_an_image_is_what_corrupting_all_of_them_gives(sample: ExperimentData) -> None:
+def test_a_lazily_corrupted_image_equals_that_of_the_corrupted_array(sample: ExperimentData) -> None:
     images, labels = load_sample()
     dataset = sample.open("fog", severity=3, seed=7)
     whole = corrupt(images[:40], "fog", 3, 7)
@@ -39,7 +39,7 @@ def test_clean_images_are_left_alone(sample: ExperimentData) -> None:
     assert dataset.severity is None
 
 
-def test_a_fingerprint_tells_recipes_apart_and_nothing_else(sample: ExperimentData) -> None:
+def test_a_fingerprint_depends_on_the_corruption_alone(sample: ExperimentData) -> None:
     def fingerprint(corruption: str, severity: int, seed: int, *, read: int = 0) -> str:
         dataset = sample.open(corruption, severity=severity, seed=seed)
         dataset.image(read)

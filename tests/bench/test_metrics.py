@@ -123,7 +123,7 @@ def filled(parts: list[tuple[int, bool, float]], seed: int) -> ClassificationMet
 
 @given(cuts=st.lists(st.integers(0, 100), max_size=5))
 @settings(deadline=None, max_examples=40)
-def test_where_batches_end_does_not_change_the_metrics(cuts: list[int]) -> None:
+def test_metrics_do_not_depend_on_the_batch_size(cuts: list[int]) -> None:
     logits, labels = random_batch(100, 5, seed=3)
     meter = ClassificationMeter()
     bounds = [0, *sorted(cuts), 100]
@@ -200,7 +200,7 @@ def test_confusion_counts_pairs() -> None:
     assert measure(torch.eye(3), torch.arange(3)).confusion is None
 
 
-def test_wanted_predictions_are_kept_with_their_index() -> None:
+def test_predictions_of_given_indices_are_kept() -> None:
     meter = ClassificationMeter(keep=[40, 7])
     p = torch.tensor([[0.25, 0.75], [0.5, 0.5], [1.0, 0.0]], dtype=torch.float64)
     meter.update(p.log(), torch.tensor([1, 0, 0]), before=-p, indices=torch.tensor([7, 8, 40]))
@@ -235,7 +235,7 @@ def test_nan_outputs_are_wrong_and_seen() -> None:
     assert found.confusion == ((1, 0), (0, 0))
 
 
-def test_ruled_out_classes_may_be_minus_infinity() -> None:
+def test_masked_classes_may_have_a_logit_of_minus_infinity() -> None:
     found = measure(torch.tensor([[0.0, 0.0, -math.inf]]), torch.tensor([0]))
     assert found.broken == 0
     assert [found.entropy, found.nll] == pytest.approx([math.log(2), math.log(2)], rel=1e-12)
@@ -303,7 +303,7 @@ def test_result_reads_back_from_its_record() -> None:
     assert replace(found, broken=1) != found
 
 
-def test_which_images_were_right_is_kept_in_a_bit_each() -> None:
+def test_correctness_is_kept_in_one_bit_per_image() -> None:
     meter = ClassificationMeter()
     labels = torch.tensor([0, 1, 1, 0, 1, 0, 1, 1, 0])
     meter.update(torch.eye(2)[[0, 1, 0, 0, 1]], labels[:5])
@@ -312,7 +312,7 @@ def test_which_images_were_right_is_kept_in_a_bit_each() -> None:
     assert result.correct == bytes([0b11011011, 0b10000000])
 
 
-def test_accuracy_over_all_outputs_beside_that_over_the_subset() -> None:
+def test_accuracy_over_all_outputs_is_recorded_beside_that_of_the_subset() -> None:
     meter = ClassificationMeter(classes=[0, 2])
     meter.update(torch.tensor([[3.0, 5.0, 1.0], [1.0, 0.0, 2.0], [4.0, 0.0, 1.0]]), torch.tensor([0, 2, 2]))
     result = meter.result(forwards=1, backwards=0, updates=0, skipped_updates=0)

@@ -168,7 +168,7 @@ def test_networks_on_a_line_have_no_plane() -> None:
         span_plane([line[0]] * 3)
 
 
-def test_networks_that_start_side_by_side_lie_around_their_mean(tmp_path: Path) -> None:
+def test_networks_of_equal_start_lie_around_their_mean(tmp_path: Path) -> None:
     """In the parallel mode every order starts where the others do; one after the other they move along a path."""
     apart = []
     for mode in ("sequential", "replicate"):
@@ -196,7 +196,7 @@ def test_memory_needs_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_further_order_takes_the_memory_of_its_weights_alone() -> None:
+def test_another_order_needs_only_the_memory_of_its_weights() -> None:
     path = Path(__file__).parents[2] / "configs" / "paper" / "table1.toml"
     place = Experiment(read_config(path, {"device": "cuda"}, small=True))
     domain = place.domains[0]

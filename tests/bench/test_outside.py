@@ -93,14 +93,14 @@ def bench(folder: Path, *, checkpoint: str = "") -> dict[tuple[str, str], float]
         return {(cell.label, cell.key.domain): cell.result.accuracy for cell in store.results()}
 
 
-def test_a_users_own_method_network_and_data_set_run_as_ours(folder: Path) -> None:
+def test_method_network_and_data_set_of_a_user_run_like_the_packages_own(folder: Path) -> None:
     found = bench(folder)
     assert {label for label, _ in found} == {"source", "tent", "always dark"}
     assert {domain for _, domain in found} == {"day", "night"}
     assert found["always dark", "day"] == found["always dark", "night"] == 0.5  # half of the images are dark
 
 
-def test_labels_are_those_of_the_network_whatever_order_the_data_set_has(folder: Path) -> None:
+def test_labels_follow_the_class_order_of_the_network(folder: Path) -> None:
     """Against a loop that a reader would write, with the classes matched by name."""
     found = bench(folder)
     import my_things  # type: ignore[import-not-found]

@@ -46,7 +46,7 @@ def read(tmp_path: Path, text: str, changes: dict[str, Any] | None = None) -> Ru
     return read_config(path, changes)
 
 
-def test_configuration_of_the_demo_is_what_the_demo_runs() -> None:
+def test_the_demo_runs_its_configuration() -> None:
     first, *_ = read_parts(Path(trust_tta.__file__).parent / "assets" / "demo_classification.toml")
     assert read_config(DEMO).changed(store="x") == first.changed(store="x")
 

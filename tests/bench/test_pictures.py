@@ -26,7 +26,7 @@ def decoded(content: bytes) -> np.ndarray:
     [((1, 1), (1, 1)), ((32, 32), (32, 32)), ((64, 64), (64, 64)), ((224, 224), (64, 64)), ((100, 333), (19, 64))],
     ids=str,
 )
-def test_a_picture_is_small_and_exact_where_it_was_small(shape: tuple[int, int], expected: tuple[int, int]) -> None:
+def test_small_pictures_are_stored_exactly(shape: tuple[int, int], expected: tuple[int, int]) -> None:
     image = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     found = decoded(small_picture(image))
     assert found.shape == (*expected, 3)
@@ -34,7 +34,7 @@ def test_a_picture_is_small_and_exact_where_it_was_small(shape: tuple[int, int],
         assert np.array_equal(found, image)
 
 
-def test_kept_images_are_in_the_store_once_for_all_methods(tmp_path: Path) -> None:
+def test_kept_images_are_stored_once_for_all_methods(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, keep_samples=3, data={"domains": ["fog"]}, stream={"seeds": [0, 1]})
     cells, _ = run(config)
     assert len(cells) == 4

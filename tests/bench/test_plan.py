@@ -27,7 +27,7 @@ def shape(found: ExperimentPlan) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("setting", ["online", "standard", "reset_each_shift", "online+correlated"])
-def test_a_reset_makes_every_cell_its_own_chain(tmp_path: Path, setting: str) -> None:
+def test_a_reset_before_each_domain_gives_sequences_of_one_cell(tmp_path: Path, setting: str) -> None:
     assert shape(plan(tmp_path, stream={"setting": setting})) == [
         ("source", ["gaussian_noise"]),
         ("tent", ["gaussian_noise"]),
@@ -37,7 +37,7 @@ def test_a_reset_makes_every_cell_its_own_chain(tmp_path: Path, setting: str) ->
 
 
 @pytest.mark.parametrize("setting", ["continual", "correlated"])
-def test_without_a_reset_a_method_goes_through_all_domains(tmp_path: Path, setting: str) -> None:
+def test_without_resets_a_sequence_has_all_domains(tmp_path: Path, setting: str) -> None:
     both = ["gaussian_noise", "contrast"]
     assert shape(plan(tmp_path, stream={"setting": setting})) == [("source", both), ("tent", both)]
 
@@ -85,7 +85,7 @@ def test_statistics_of_clean_images_are_named_in_the_key(tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_what_decides_the_numbers_is_in_the_key(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_everything_that_changes_the_numbers_changes_the_key(tmp_path: Path, changes: dict[str, Any]) -> None:
     before, after = plan(tmp_path).keys, plan(tmp_path, **changes).keys
     assert not {key.fingerprint for key in before} & {key.fingerprint for key in after}
 
@@ -94,7 +94,7 @@ def test_what_decides_no_number_is_not(tmp_path: Path) -> None:
     assert plan(tmp_path).keys == plan(tmp_path, keep_samples=5, clean_after=True, confusion=True, device="auto").keys
 
 
-def test_in_a_continual_stream_the_past_counts(tmp_path: Path) -> None:
+def test_in_a_continual_stream_earlier_domains_change_the_fingerprint(tmp_path: Path) -> None:
     def fingerprints(setting: str, domains: list[str]) -> dict[str, str]:
         found = plan(tmp_path, stream={"setting": setting}, data={"domains": domains}, methods=["tent"])
         return {key.domain: key.fingerprint for key in found.keys}

@@ -105,13 +105,13 @@ def test_two_processes_share_the_work(tmp_path: Path) -> None:
     config, store = write_config(tmp_path, stream={"seeds": [0, 1]}), tmp_path / "shared.sqlite"
     companion = Companion(config, store)
     with ResultStore(store) as opened:
-        outcome = sweep(read_config(config), opened, progress=companion)
+        keys = sweep(read_config(config), opened, progress=companion)
     assert companion.process is not None
     printed = companion.first + companion.process.communicate(timeout=60)[0]
     assert companion.process.returncode == 0
     others = sum(line.endswith(" s") for line in printed.splitlines())
     assert others > 0
-    assert len(companion.done) + others == outcome.done == 24
+    assert len(companion.done) + others == len(keys) == 24
     undisturbed, _ = run(read_config(config))
     assert numbers(cells_of(store)) == numbers(undisturbed)
     assert table_of(undisturbed) in printed
@@ -122,7 +122,7 @@ def test_a_process_waits_for_cells_that_another_holds(tmp_path: Path) -> None:
     experiment = read_config(config)
     last = make_plan(experiment).keys[-1]
     with ResultStore(store) as holder:
-        assert holder.claim(last)
+        assert holder.claim([last])
         process = start(config, store)
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(12)]
@@ -134,7 +134,7 @@ def test_a_process_waits_for_cells_that_another_holds(tmp_path: Path) -> None:
     assert len(cells_of(store)) == 12
 
 
-def test_a_worker_leaves_at_its_next_word_when_its_first_exit_was_lost() -> None:
+def test_a_worker_exits_at_its_next_message_if_its_first_exit_was_lost() -> None:
     here, there = multiprocessing.Pipe()
     progress, before = _PipeProgress(there), signal.getsignal(signal.SIGTERM)
     try:

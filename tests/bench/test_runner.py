@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from tests.bench.tiny import OVERRIDES, run, tiny_config, write_checkpoint
-from trust_tta.bench.runner import EvaluationOptions, run_domain, run_stream
+from tests.results.samples import PROVENANCE
+from trust_tta.bench.experiment import Experiment
+from trust_tta.bench.runner import EvaluationOptions, run_domain
+from trust_tta.bench.sweep import run_sequence
 from trust_tta.data.dataset import array_dataset
 from trust_tta.data.sample import load_sample
 from trust_tta.data.streams import Domain, StreamConfig, stream_datasets
@@ -50,7 +53,7 @@ def masked_accuracy(method: Method, domain: Domain, classes: list[int]) -> float
     return right / domain.batches.images
 
 
-def test_the_class_mask_decides_among_its_classes_unless_told_otherwise(model: VMamba) -> None:
+def test_the_class_mask_restricts_predictions_unless_disabled(model: VMamba) -> None:
     domain = make_domain(mask=[2, 5])
     method = create_method("source", model)
     masked = run_domain(method, domain, CPU)
@@ -78,26 +81,28 @@ class Steps(Progress):
         self.taken.append(n)
 
 
-def test_every_batch_is_a_step_and_clean_ones_count_none(model: VMamba) -> None:
+def test_a_batch_is_a_step_of_progress_and_a_clean_one_is_none(model: VMamba) -> None:
     steps, clean = Steps(), make_domain(9)
     run_domain(create_method("source", model), make_domain(), replace(CPU, clean=clean), progress=steps)
     assert steps.taken == [1, 1, 1, 0, 0]
 
 
-def test_the_network_is_restored_even_when_a_batch_fails(model: VMamba) -> None:
+def test_the_network_is_restored_even_when_a_batch_fails(tmp_path: Path) -> None:
+    method = {"name": "trust", "lr": 0.1, "k": 2, "mode": "split"}
+    stream = {"setting": "continual"}
+    experiment = Experiment(tiny_config(tmp_path, methods=[method], data={"limit": 33}, stream=stream))
+    (sequence,) = experiment.plan.sequences
+    model = experiment.network(experiment.domains_of(sequence)[0])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    method = create_method("trust", model, lr=0.1, k=2, mode="split")
-    results = run_stream(method, [make_domain(16), make_domain(9)], CPU)
-    next(results)
-    assert any(not torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    with pytest.raises(ShapeError, match="1 images cannot be split"):
-        next(results)
+    cells = run_sequence(experiment, sequence, PROVENANCE)
+    with pytest.raises(ShapeError, match="1 images cannot be split"):  # after two batches that changed the network
+        next(cells)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_counts_are_of_the_domain_alone(model: VMamba) -> None:
-    continual = [replace(make_domain(16), reset_before=False), replace(make_domain(24), reset_before=False)]
-    results = run_stream(create_method("tent", model), continual, CPU)
+    method = create_method("tent", model)
+    results = [run_domain(method, domain, CPU) for domain in (make_domain(16), make_domain(24))]
     assert [(r.forwards, r.backwards) for r in results] == [(4, 2), (6, 3)]
 
 

@@ -90,7 +90,7 @@ def test_flags_change_the_scale_that_is_run(tmp_path: Path) -> None:
     assert dict(little.methods[1].options) == {"k": 3}
 
 
-def test_mistakes_of_both_scales_are_told_at_once(tmp_path: Path) -> None:
+def test_mistakes_of_both_scales_are_reported_together(tmp_path: Path) -> None:
     text = BOTH.replace("limit = 32", "limit = 0\nlimits = 3").replace('"fog"', '"rain"').replace("[0, 1]", "[0, 0]")
     with pytest.raises(ConfigError) as caught:
         read_config(write(tmp_path, text))
@@ -135,7 +135,7 @@ def test_other_shapes_are_refused(tmp_path: Path, line: str, part: str) -> None:
     ],
     ids=["one of several", "the only one"],
 )
-def test_a_method_that_is_a_number_is_told_beside_flags(tmp_path: Path, old: str, new: str, part: str) -> None:
+def test_a_method_that_is_a_number_is_reported_with_the_flags(tmp_path: Path, old: str, new: str, part: str) -> None:
     changes = {"methods": ["source"], "method_options": [("source", "x", 1)]}
     with pytest.raises(ConfigError) as caught:
         read_parts(write(tmp_path, BOTH.replace(old, new)), changes)
@@ -143,7 +143,7 @@ def test_a_method_that_is_a_number_is_told_beside_flags(tmp_path: Path, old: str
 
 
 @pytest.mark.parametrize("lines", ['stream = 5\nsetting = "online"', 'setting = "online"\nstream = 5'], ids=repr)
-def test_a_section_that_is_a_number_is_told_beside_names_of_the_field(tmp_path: Path, lines: str) -> None:
+def test_a_section_that_is_a_number_is_reported(tmp_path: Path, lines: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_parts(write(tmp_path, f"{lines}\n{BOTH.split('[stream]')[0]}"))
     assert "stream is 5; give a table" in str(caught.value)
@@ -157,7 +157,7 @@ def test_parts_share_the_file_and_replace_its_sections(tmp_path: Path) -> None:
     assert one.methods == other.methods
 
 
-def test_a_data_set_picks_its_part_and_other_flags_change_all(tmp_path: Path) -> None:
+def test_a_data_set_selects_its_part_and_other_flags_change_all_parts(tmp_path: Path) -> None:
     path = write(tmp_path, PARTS)
     (picked,) = read_parts(path, {"data": {"dataset": "PACS", "root": "here"}})
     assert (picked.data.dataset, picked.data.root, picked.data.domains) == ("pacs", "here", ("photo",))
@@ -167,7 +167,7 @@ def test_a_data_set_picks_its_part_and_other_flags_change_all(tmp_path: Path) ->
         read_parts(path, {"data": {"dataset": "imagenet-c"}})
 
 
-def test_mistakes_of_parts_name_the_part_and_shared_ones_are_told_once(tmp_path: Path) -> None:
+def test_mistakes_name_their_part_and_shared_ones_are_reported_once(tmp_path: Path) -> None:
     text = PARTS.replace('["bn"]', '["bn", "tents"]').replace('"b.pth"', "5").replace("= 32", "= 0")
     with pytest.raises(ConfigError) as caught:
         read_parts(write(tmp_path, text))

@@ -16,7 +16,7 @@ from tests.bench.tiny import Recorder, numbers, run, tiny_config
 from tests.results.test_store import execute
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.data import ExperimentData
-from trust_tta.bench.experiment import estimate_costs, make_plan
+from trust_tta.bench.experiment import make_plan
 from trust_tta.bench.sweep import sweep
 from trust_tta.data.corrupt_dataset import corrupt_array
 from trust_tta.data.sample import load_sample
@@ -27,7 +27,7 @@ from trust_tta.methods.registry import create_method
 from trust_tta.models.typed import create_model
 from trust_tta.models.vmamba import VMamba
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.results import Cell, CellResult, ResultStore, format_gain, format_percent
+from trust_tta.results import Cell, CellResult, Counts, ResultStore, format_gain, format_percent
 
 
 def by_place(cells: list[Cell]) -> dict[tuple[str, str], CellResult]:
@@ -77,7 +77,7 @@ class Stop(Recorder):
             raise KeyboardInterrupt
 
 
-def test_online_is_a_fresh_method_on_each_domain(tmp_path: Path) -> None:
+def test_online_equals_a_new_method_on_each_domain(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=["source", "tent"], stream={"seeds": [4]})
     cells, recorder = run(config)
     found = by_place(cells)
@@ -92,7 +92,7 @@ def test_online_is_a_fresh_method_on_each_domain(tmp_path: Path) -> None:
     assert recorder.passes == recorder.total == 2 * 4 * (1 + 4)  # of source, and of Tent: two forward, one backward
 
 
-def test_continual_is_one_method_on_all_domains(tmp_path: Path) -> None:
+def test_continual_equals_one_method_on_all_domains(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path, methods=[{"name": "tent", "lr": 0.05}], stream={"setting": "continual"}, data={"limit": 64}
     )
@@ -108,7 +108,7 @@ def test_continual_is_one_method_on_all_domains(tmp_path: Path) -> None:
     assert second.entropy != found["tent", "contrast"].entropy
 
 
-def test_standard_is_a_fresh_method_on_each_batch(tmp_path: Path) -> None:
+def test_standard_equals_a_new_method_on_each_batch(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=["tent"], stream={"setting": "standard"})
     found = by_place(run(config)[0])
     for domain in opened(config):
@@ -130,7 +130,7 @@ def test_every_method_runs(tmp_path: Path) -> None:
     assert 0 <= lame.ece <= 1
 
 
-def test_a_network_is_as_before_after_each_cell(tmp_path: Path) -> None:
+def test_each_cell_restores_the_network(tmp_path: Path) -> None:
     methods = [{"name": "tent", "lr": 0.1}, "source"]
     config = tiny_config(tmp_path, methods=methods, data={"domains": ["fog"]})
     after_tent = by_place(run(config)[0])["source", "fog"]
@@ -189,8 +189,9 @@ def test_a_failing_cell_is_recorded_and_the_others_run(tmp_path: Path) -> None:
     assert numbers(again) == numbers(cells)
     assert not recorder.failures
     with ResultStore(config.store) as store:
-        outcome = sweep(config, store, progress=(recorder := Recorder()), retry=True)
-    assert (outcome.done, outcome.failed, len(recorder.failures)) == (2, 2, 2)
+        sweep(config, store, progress=(recorder := Recorder()), retry=True)
+        assert store.counts() == Counts(done=2, failed=2)
+    assert len(recorder.failures) == 2
 
 
 def test_a_process_that_lost_its_device_fails_one_cell_and_leaves_the_others(
@@ -254,7 +255,7 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"clean_after": True}, {"keep_samples": 4}, {"confusion": True}], ids=str)
-def test_what_finished_cells_lack_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_measure_that_finished_cells_lack_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     few: dict[str, Any] = {"methods": ["source"], "data": {"domains": ["fog"], "limit": 20}, "keep_samples": 3}
     before, _ = run(tiny_config(tmp_path, **few))
     more = tiny_config(tmp_path, **few | {"methods": ["source", "bn"]} | change)
@@ -295,7 +296,7 @@ def before_each_pass(note: Callable[[int], None]) -> Iterator[None]:
         handle.remove()
 
 
-def test_warming_up_takes_no_more_memory_than_a_cell(tmp_path: Path) -> None:
+def test_warm_up_needs_no_more_memory_than_a_cell(tmp_path: Path) -> None:
     passes: list[tuple[int, bool]] = []
     config = tiny_config(tmp_path, methods=["source"], data={"domains": ["fog"], "limit": 32}, dtype="bf16")
     with before_each_pass(lambda images: passes.append((images, torch.is_autocast_enabled("cpu")))):
@@ -304,7 +305,7 @@ def test_warming_up_takes_no_more_memory_than_a_cell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("broken", "failures"), [(1, 0), (99, 2)], ids=["once", "always"])
-def test_a_failure_in_warming_up_is_at_most_a_failed_cell(tmp_path: Path, broken: int, failures: int) -> None:
+def test_a_failing_warm_up_does_not_stop_the_run(tmp_path: Path, broken: int, failures: int) -> None:
     left = iter(range(broken))
 
     def fail(images: int) -> None:
@@ -334,7 +335,7 @@ def test_a_user_s_mistake_is_raised_and_records_nothing(tmp_path: Path) -> None:
         assert store.keys() == []
 
 
-def test_clean_images_that_are_missing_are_told_before_anything_runs(tmp_path: Path) -> None:
+def test_missing_clean_images_are_reported_before_the_first_cell(tmp_path: Path) -> None:
     corrupt_array(load_sample()[0][:40], tmp_path / "CIFAR-10-C", labels=load_sample()[1][:40], corruptions=["fog"])
     data = {"dataset": "cifar10-c", "root": str(tmp_path), "domains": ["fog"]}
     config = tiny_config(tmp_path, data=data, methods=["source"], clean_after=True)
@@ -369,7 +370,7 @@ class Remover(Recorder):
             file.unlink()
 
 
-def test_a_store_removed_during_a_run_is_told_and_its_results_are_saved(tmp_path: Path) -> None:
+def test_removing_the_store_during_a_run_raises_and_saves_the_results(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=["source", "bn"], data={"limit": 32})
     undisturbed, _ = run(config.changed(store=str(tmp_path / "whole.sqlite")))
     store = ResultStore(config.store)
@@ -383,19 +384,10 @@ def test_a_store_removed_during_a_run_is_told_and_its_results_are_saved(tmp_path
     assert 0 < len(recorder.done) < 4  # what was saved is not run again
 
 
-def test_progress_counts_passes_as_finished_cells_had_them(tmp_path: Path) -> None:
-    """Where nothing is finished, passes are estimated; then a method counts by the time that its cells took."""
+def test_progress_counts_estimated_passes(tmp_path: Path) -> None:
     methods: list[Any] = ["source", {"name": "trust", "k": 4}]
-    config = tiny_config(tmp_path, methods=methods, data={"domains": ["fog"], "limit": 16})
-    plan = make_plan(config)
+    plan = make_plan(tiny_config(tmp_path, methods=methods, data={"domains": ["fog"], "limit": 16}))
     assert [sequence.cost for sequence in plan.sequences] == [1, 1 + 3 * 4]
-    cells, _ = run(config)
-    slow = replace(cells[1], result=replace(cells[1].result, seconds_total=1000 * cells[0].result.seconds_total))
-    with ResultStore(tmp_path / "other.sqlite") as store:
-        for cell in (cells[0], slow):
-            store.finish(cell.key, cell.result, cell.provenance)
-        costs = [sequence.cost for sequence in estimate_costs(plan, store).sequences]
-    assert costs[1] / costs[0] > 50
 
 
 def test_the_line_of_a_cell_names_label_domain_gain_and_time(tmp_path: Path) -> None:

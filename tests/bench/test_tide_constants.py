@@ -13,7 +13,7 @@ from trust_tta.methods.tide import constants
 from trust_tta.methods.tide.class_prior import bias_share
 
 
-def test_a_constant_is_changed_where_it_is_used_and_only_inside() -> None:
+def test_a_constant_is_changed_in_all_modules_inside_the_context() -> None:
     scores, spread = torch.ones(1, 2), torch.tensor([[1e6, 1e6]])
     with tide_constants.changed("clean_bias", 2.0):
         assert float(bias_share(scores * 1e6, spread)) == pytest.approx(1 / 1.1)
@@ -39,7 +39,7 @@ def test_page_has_a_row_for_each_change(
     assert "8 images each" in text
 
 
-def test_a_change_is_chosen_on_the_other_worlds() -> None:
+def test_the_best_change_is_chosen_on_the_other_worlds() -> None:
     changes = {"as it is": (0.0, 0.0, 0.0), "lr x 2": (-1.0, 0.4, 0.8), "clean_bias x 2": (0.6, 0.2, -0.8)}
     worlds = ("shipped_nano", "layernorm_nano", "resnet56")
     gains = {(label, world): gain for label, row in changes.items() for world, gain in zip(worlds, row, strict=True)}

@@ -69,7 +69,7 @@ def test_lines_tables_and_export(config: Path, tmp_path: Path, capsys: pytest.Ca
     assert drawn in again
 
 
-def test_a_terminal_without_the_signs_gets_plain_ones(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_without_unicode_gets_ascii(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["bench", str(config), "--methods", "source", "--experiment", "caf\udce9", "--seeds", "0,1"]
     shown = {}
     for encoding in ("ascii", "utf-8"):
@@ -202,7 +202,7 @@ def test_the_small_scale_runs_into_its_own_store(
     assert (cell.key.experiment, cell.key.method, cell.key.domain) == ("tiny-small", "tent", "fog")
 
 
-def test_parts_run_one_after_the_other_and_one_that_cannot_does_not_stop_them(
+def test_a_part_that_cannot_run_does_not_stop_the_others(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = config.read_text(encoding="utf-8")

@@ -105,9 +105,7 @@ def test_misuse(folder: Path, tmp_path: Path, flags: list[str], words: str, caps
     assert not out.exists()
 
 
-def test_a_network_that_is_there_is_not_replaced(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_existing_network_is_not_replaced(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"precious")
     flags = ["--checkpoint", NANO, "--data", "folder", "--root", str(folder), "--epochs", "1", "--device", "cpu"]
     assert main(["finetune", *flags, "--out", str(tmp_path)]) == 2

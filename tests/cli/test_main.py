@@ -143,7 +143,7 @@ def plain_environment() -> dict[str, str]:
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes close differently elsewhere")
 @pytest.mark.parametrize("arguments", [["data", "list"], ["--help"]], ids=" ".join)
-def test_a_reader_that_goes_away_is_no_traceback(arguments: list[str]) -> None:
+def test_a_closed_pipe_gives_no_traceback(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "trust_tta", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=plain_environment())
     assert process.stdout is not None
@@ -165,12 +165,12 @@ def run_on_full_device(*command: str) -> tuple[int, str]:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 @pytest.mark.parametrize("arguments", [["data", "list"], ["--help"]], ids=" ".join)
-def test_output_that_does_not_fit_is_one_line(arguments: list[str]) -> None:
+def test_a_full_stdout_is_one_line(arguments: list[str]) -> None:
     assert run_on_full_device("-m", "trust_tta", *arguments) == (1, "trust-tta: No space left on device\n")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
-def test_a_mistake_is_told_even_where_output_does_not_fit() -> None:
+def test_a_mistake_is_reported_even_if_stdout_is_full() -> None:
     code = """
 import sys
 from trust_tta.cli import data, main

@@ -66,7 +66,7 @@ def test_an_error_of_the_disk_names_the_users_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
-def test_what_a_killed_run_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+def test_files_of_a_killed_run_are_removed_at_the_next_start(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path

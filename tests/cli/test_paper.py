@@ -122,7 +122,7 @@ def test_a_run_makes_store_records_and_page(folder: Path, tmp_path: Path, capsys
     assert "entropy by order" in page
 
 
-def test_data_that_is_missing_is_told_and_leaves_no_page(
+def test_missing_data_is_reported_and_leaves_no_page(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["paper", "--run", "plain", "--root", str(tmp_path / "nowhere"), "--configs", str(folder)]) == 1
@@ -131,7 +131,7 @@ def test_data_that_is_missing_is_told_and_leaves_no_page(
     assert not list(tmp_path.glob("*.html"))
 
 
-def test_what_cannot_be_run_is_told_at_the_end_and_stops_nothing(
+def test_experiments_that_cannot_run_are_reported_at_the_end(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["paper", "--run", "--small", "--configs", str(folder)]) == 1

@@ -143,7 +143,7 @@ def test_no_worker_outlives_the_command(number: signal.Signals, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_workers_leave_when_the_command_is_killed(tmp_path: Path) -> None:
+def test_workers_exit_when_the_command_is_killed(tmp_path: Path) -> None:
     config, store = write_config(tmp_path, stream={"seeds": list(range(MANY))}), tmp_path / "orphans.sqlite"
     process = start(config, store)
     wait_for_a_cell(process)
@@ -158,9 +158,7 @@ def test_workers_leave_when_the_command_is_killed(tmp_path: Path) -> None:
         assert opened.counts().pending > 0
 
 
-def test_what_does_not_fit_is_refused_once_and_fails_no_cell(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_misfit_is_refused_once_and_fails_no_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tables = content(tmp_path)
     store, model = tmp_path / "refused.sqlite", tables["model"]
     flags = ["--checkpoint", model["checkpoint"], "--model", "vmamba_nano", "--dataset", "sample", "--domains", "fog"]

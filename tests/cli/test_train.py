@@ -65,7 +65,7 @@ def pacs_flags(root: Path, out: Path) -> list[str]:
     return ["train", "--data", "pacs", "--root", str(root), "--target", "photo", "--out", str(out), *TINY]
 
 
-def test_a_network_for_each_domain_is_what_one_command_each_would_train(
+def test_training_several_targets_equals_one_command_for_each(
     pacs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["train", "--data", "pacs", "--root", str(pacs), "--target", "photo,sketch", *TINY]

@@ -17,18 +17,22 @@ import pytest
 from tests.bench.tiny import Recorder, numbers, run, tiny_config
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.processes import sweep_parallel
-from trust_tta.bench.sweep import Outcome
 from trust_tta.distributed.sweeps import TaskResources, choose_resources, run_on_cluster
 from trust_tta.errors import ConfigError, TrustError
-from trust_tta.results import Cell, ResultStore
+from trust_tta.results import Cell, Counts, ResultStore
 
 METHODS: list[Any] = ["bn", {"name": "tent", "lr": 0.01}]
 
 
-def run_on(ray: ModuleType, config: RunConfig, recorder: Recorder | None = None) -> Outcome | TrustError:
+def run_on(ray: ModuleType, config: RunConfig, recorder: Recorder | None = None) -> None:
     engine = partial(run_on_cluster, ray=ray, resources_per_task=TaskResources())
     (ended,) = sweep_parallel([config], engine, progress=recorder or Recorder())
-    return ended
+    assert not isinstance(ended, TrustError)
+
+
+def counts_of(config: RunConfig) -> Counts:
+    with ResultStore(config.store, create=False) as store:
+        return store.counts()
 
 
 def cells_of(config: RunConfig) -> list[Cell]:
@@ -39,9 +43,8 @@ def cells_of(config: RunConfig) -> list[Cell]:
 def test_cluster_gives_the_results_of_one_process(ray: ModuleType, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=METHODS, keep_samples=2, confusion=True, stream={"setting": "continual"})
     recorder = Recorder()
-    ended = run_on(ray, config.changed(store=str(tmp_path / "cluster.sqlite")), recorder)
-    assert isinstance(ended, Outcome)
-    assert (ended.done, ended.failed) == (4, 0)
+    run_on(ray, config.changed(store=str(tmp_path / "cluster.sqlite")), recorder)
+    assert counts_of(config.changed(store=str(tmp_path / "cluster.sqlite"))) == Counts(done=4)
     alone, said = run(config)
     cluster = cells_of(config.changed(store=str(tmp_path / "cluster.sqlite")))
     assert numbers(cluster) == numbers(alone)
@@ -55,14 +58,13 @@ def test_cluster_gives_the_results_of_one_process(ray: ModuleType, tmp_path: Pat
 def test_failed_cell_is_recorded_and_others_run(ray: ModuleType, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, methods=["bn", {"name": "lame", "k": 5000}])
     recorder = Recorder()
-    ended = run_on(ray, config, recorder)
+    run_on(ray, config, recorder)
     alone = config.changed(store=str(tmp_path / "alone.sqlite"))
     run(alone)
-    assert isinstance(ended, Outcome)
     with ResultStore(config.store) as cluster, ResultStore(alone.store) as local:
         assert [(f.key, f.message) for f in cluster.failures()] == [(f.key, f.message) for f in local.failures()]
         assert cluster.counts() == local.counts()
-    assert len(recorder.failures) == ended.failed
+        assert len(recorder.failures) == cluster.counts().failed
 
 
 def test_cells_of_a_killed_worker_run_again_and_are_recorded_once(ray: ModuleType, tmp_path: Path) -> None:
@@ -77,9 +79,8 @@ def test_cells_of_a_killed_worker_run_again_and_are_recorded_once(ray: ModuleTyp
                     os.kill(pids.pop(), signal.SIGKILL)
 
     recorder = Killer()
-    ended = run_on(ray, config, recorder)
-    assert isinstance(ended, Outcome)
-    assert (ended.done, ended.failed) == (8, 0)
+    run_on(ray, config, recorder)
+    assert counts_of(config) == Counts(done=8)
     assert not pids
     alone, _ = run(config.changed(store=str(tmp_path / "alone.sqlite")))
     assert numbers(cells_of(config)) == numbers(alone)
@@ -111,17 +112,16 @@ def test_cells_claimed_elsewhere_are_waited_for(ray: ModuleType, tmp_path: Path)
     from trust_tta.bench.experiment import make_plan
 
     other = ResultStore(config.store)
-    assert other.claim(make_plan(config).keys[0])
+    assert other.claim([make_plan(config).keys[0]])
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGUSR1))
     before = signal.signal(signal.SIGUSR1, lambda *_: other.close())
     timer.start()
     try:
-        ended = run_on(ray, config)
+        run_on(ray, config)
     finally:
         timer.cancel()
         signal.signal(signal.SIGUSR1, before)
-    assert isinstance(ended, Outcome)
-    assert ended.done == 2
+    assert counts_of(config) == Counts(done=2)
 
 
 def test_missing_data_is_reported_once_and_fails_no_cell(ray: ModuleType, tmp_path: Path) -> None:

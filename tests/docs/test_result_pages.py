@@ -47,7 +47,7 @@ def test_a_page_is_what_its_generator_writes(path: Path) -> None:
 def test_the_readme_has_the_results_of_the_records() -> None:
     """Run `python -m benchmarks.results_page` after a record has changed."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert results_page.filled(readme) == readme
+    assert f"{results_page.BEGIN}\n{results_page.short()}\n{results_page.END}" in readme
 
 
 def record_of(name: str) -> Any:
@@ -62,9 +62,9 @@ GUIDES = DOCS / "guides"
 TABLES: list[tuple[Path, Callable[[], str]]] = [
     (GUIDES / "export.md", lambda: export.page(record_of("export.json"))),
     (GUIDES / "production.md", lambda: serve_load.table(record_of("serve_load.json"))),
-    (GUIDES / "networks.md", lambda: "\n".join(networks_page.measured_table(record_of("networks.json")))),
-    (GUIDES / "networks.md", lambda: "\n".join(networks_page.published_table(vmamba=False))),
-    (GUIDES / "checkpoints.md", lambda: "\n".join(networks_page.published_table(vmamba=True))),
+    (GUIDES / "networks.md", lambda: networks_page.measured_table(record_of("networks.json"))),
+    (GUIDES / "networks.md", lambda: networks_page.published_table(vmamba=False)),
+    (GUIDES / "checkpoints.md", lambda: networks_page.published_table(vmamba=True)),
     (GUIDES / "distributed.md", lambda: rows(cluster_kills.kills_table(record_of("cluster_kills.json")))),
     (GUIDES / "distributed.md", lambda: rows(cluster_speed.workers_table(record_of("cluster_speed.json")))),
 ]

@@ -54,7 +54,7 @@ def store(folder: Path) -> bytes:
     path = folder / "good.sqlite"
     with ResultStore(path) as opened:
         opened.plan([KEY, replace(KEY, seed=1), replace(KEY, seed=2)], labels={KEY: "TRUST"})
-        opened.claim(replace(KEY, seed=2))
+        opened.claim([replace(KEY, seed=2)])
         opened.fail(replace(KEY, seed=2), "no such file")
         opened.finish(KEY, RESULT, PROVENANCE, label="TRUST")
         for method in ("source", "tent"):

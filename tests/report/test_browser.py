@@ -132,7 +132,7 @@ def test_the_mean_is_of_the_domains_that_are_shown(visit: Open, hidden: list[int
 
 
 @pytest.mark.parametrize("kind", ["mouse", "touch"])
-def test_charts_tell_at_once_what_is_nearest(visit: Open, kind: str) -> None:
+def test_charts_show_the_tooltip_of_the_nearest_point(visit: Open, kind: str) -> None:
     event = "pointermove" if kind == "mouse" else "pointerdown"
     steps = f"""
       const tip = document.getElementById("tip"), told = [];
@@ -175,7 +175,7 @@ def test_shift_click_shows_one_method_alone(visit: Open) -> None:
     assert visit(steps) == ["method", "trust"]
 
 
-def test_hovering_tells_and_clicking_traces_to_the_runs(visit: Open) -> None:
+def test_hovering_shows_tooltips_and_clicking_shows_the_runs(visit: Open) -> None:
     steps = f"""
       const cell = document.querySelector('{TABLE} tbody tr:last-child td[data-d]');
       cell.dispatchEvent(new PointerEvent("pointermove", {{ bubbles: true }}));
@@ -196,7 +196,7 @@ def test_hovering_tells_and_clicking_traces_to_the_runs(visit: Open) -> None:
         assert word in found["text"]
 
 
-def test_every_number_of_a_line_leads_to_its_runs(visit: Open) -> None:
+def test_every_number_of_a_row_leads_to_its_runs(visit: Open) -> None:
     steps = """
       const trace = document.getElementById("trace"), found = [];
       for (const name of ["accuracy", "cost", "calibration", "equal cost", "paper Table 1"]) {

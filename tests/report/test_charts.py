@@ -41,7 +41,7 @@ def test_running_accuracy_weights_batches_by_their_size() -> None:
     assert [(p.x, p.y) for p in curve.points] == [(3.0, 1.0), (4.0, 0.75)]
 
 
-def test_long_streams_are_thinned_and_keep_their_end() -> None:
+def test_long_curves_are_thinned_and_keep_their_last_point() -> None:
     (group,) = make_groups([make_cell("tent", "fog", batches=331, batch_size=2)])
     (curve,) = charts.running_accuracy(group)
     assert len(curve.points) <= charts.MAX_POINTS

@@ -34,7 +34,7 @@ def rows_of(group: ResultGroup, budget: str) -> list[tuple[str, ...]]:
     return [(r.name, r.cells[2].text, r.cells[4].text) for r in rows if budget in r.cells[0].text]
 
 
-def test_at_equal_updates_the_best_of_both_sides_meet() -> None:
+def test_at_equal_updates_the_best_methods_are_compared() -> None:
     assert rows_of(GROUP, "per batch") == [
         ("trust (k=1)", "sar", "+1.0"),  # nobody else makes two
         ("trust (k=6, merge=slerp)", "trust_naive", "+2.0"),
@@ -62,7 +62,7 @@ def costs(group: ResultGroup) -> DataTable:
     return table
 
 
-def test_time_is_told_relative_to_tent_and_next_to_the_paper_s() -> None:
+def test_time_is_shown_relative_to_tent_beside_the_papers() -> None:
     trust = line("trust", 0.75, 2, 10.0, '{"k": 2, "lr": 0.0001}')
     both = costs(group_of(line("tent", 0.7, 1, 4.0), trust))
     assert [column.title for column in both.columns[-2:]] == ["time, Tent = 1", "published (Table 10)"]

@@ -100,7 +100,7 @@ def test_html_in_markdown_is_shown_as_text() -> None:
     assert "| &lt;img src=x onerror=alert(1)&gt; |" in to_markdown(table)
 
 
-def test_equal_as_shown_is_equally_best_and_lower_wins_for_errors() -> None:
+def test_numbers_equal_as_shown_are_all_best_and_errors_are_best_if_lowest() -> None:
     tie = [cell("tent", "fog", 0.50001), cell("trust", "fog", 0.50002), cell("sar", "fog", 0.4)]
     assert [line.cells[0].best for line in accuracy_table(group_of(*tie)).rows] == [True, False, True]
     table = calibration_table(group_of(*tie))

@@ -20,7 +20,7 @@ def group_of(*cells: Cell) -> ResultGroup:
     return group
 
 
-def test_rows_and_columns_stand_in_the_fixed_order_whatever_comes_first() -> None:
+def test_rows_and_columns_have_a_fixed_order() -> None:
     cells = [cell(m, d, 0.5) for m in (*METHODS, "zeta", "alpha") for d in (*CORRUPTIONS, "clean", "spatter", "art")]
     random.Random(0).shuffle(cells)
     group = group_of(*cells)
@@ -100,7 +100,7 @@ def test_labels_are_rows_in_the_order_of_methods_and_options() -> None:
     assert labels == ["tent", "K=2", "K=12"]
 
 
-def test_values_that_a_method_does_not_give_are_missing() -> None:
+def test_values_that_a_method_lacks_are_missing() -> None:
     none = replace(cell("lame", "fog", 0.5), result=replace(RESULT, accuracy_before=None))
     nan = replace(cell("trust", "fog", 0.5), result=replace(RESULT, accuracy_before=math.nan))
     assert group_of(none, nan).means("accuracy_before") == {}

@@ -38,7 +38,7 @@ def test_different_conditions_make_separate_groups(other: Cell) -> None:
     assert len({f"{group.experiment} {group.title}" for group in groups}) == 2
 
 
-def test_a_method_that_got_a_new_option_since_is_two_lines_of_one_group() -> None:
+def test_a_method_with_a_new_option_has_two_rows_in_one_group() -> None:
     """A store that an older version began: all lines but that one go on as they were."""
     domains = ("fog", "snow")
     old = [make_cell("tide", d, options='{"lr":1.0}', label="tide") for d in domains]

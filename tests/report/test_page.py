@@ -118,7 +118,7 @@ def test_failed_and_missing_cells_are_marked_and_listed(tmp_path: Path) -> None:
     store = fill_store(tmp_path / "store.db", [make_cell("tent", "fog"), make_cell("tent", "snow")])
     with ResultStore(store) as opened:
         failed, absent = make_cell("trust", "fog").key, make_cell("trust", "snow").key
-        opened.claim(failed)
+        opened.claim([failed])
         opened.fail(failed, "out of <memory>")
         opened.plan([absent])
     write_page(read_report(store), tmp_path / "page.html")
@@ -134,7 +134,7 @@ def test_only_failures(tmp_path: Path) -> None:
     store = fill_store(tmp_path / "store.db", [])
     with ResultStore(store) as opened:
         key = make_cell("trust", "fog").key
-        opened.claim(key)
+        opened.claim([key])
         opened.fail(key, "no such file")
     write_page(read_report(store), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -183,7 +183,7 @@ def test_control_characters_do_not_reach_the_page(tmp_path: Path) -> None:
     )
     with ResultStore(store) as opened:
         key = make_cell("tent", "fog", dataset=attack, experiment=attack).key
-        opened.claim(key)
+        opened.claim([key])
         opened.fail(key, attack)
     write_page(read_report(store), tmp_path / "page.html", title=attack)
     text = (tmp_path / "page.html").read_bytes().decode("utf-8")

@@ -54,7 +54,7 @@ def test_the_papers_source_only_is_our_bn_and_never_our_source() -> None:
     ],
     ids=["k", "steps", "merge", "orders", "evaluation"],
 )
-def test_another_variant_does_not_stand_beside_the_papers_trust(options: dict[str, object]) -> None:
+def test_another_variant_is_not_compared_with_the_papers_trust(options: dict[str, object]) -> None:
     cells = [make_cell("trust", d, options=json.dumps(options)) for d in CORRUPTIONS]
     assert all(row.label != "TRUST" for found in compare(group_of(*cells)) for row in found.rows)
 
@@ -87,7 +87,7 @@ def test_settings_and_severities_are_not_confused() -> None:
     assert compare(group_of(make_cell("tent", "fog", dataset="mine"))) == []
 
 
-def test_the_shipped_pictures_stand_beside_cifar10c() -> None:
+def test_the_shipped_images_are_compared_with_cifar10c() -> None:
     (found,) = compare(group_of(make_cell("tent", "fog", dataset="sample")))
     assert found.table.dataset == "cifar10-c"
 
@@ -101,12 +101,12 @@ def test_pacs_is_its_photo_domain() -> None:
     assert found.rows[0].mean.published == pytest.approx(0.674)
 
 
-def test_a_few_corruptions_do_not_stand_beside_the_mean_of_all() -> None:
+def test_a_few_corruptions_are_not_compared_with_the_mean_of_all() -> None:
     cells = [make_cell("trust", d, options='{"k": 2}') for d in CORRUPTIONS[:14]]
     assert compare(group_of(*cells)) == []
 
 
-def test_a_line_that_lacks_domains_has_no_mean_and_no_gain_beside_the_others() -> None:
+def test_a_row_that_lacks_domains_has_no_mean_and_no_gain() -> None:
     cells = [
         make_cell(m, d) for m, d in (("bn", "fog"), ("bn", "snow"), ("tent", "fog"), ("sar", "fog"), ("sar", "snow"))
     ]
@@ -133,7 +133,7 @@ def entropy_cells(experiment: str, *options: str) -> list[Cell]:
 
 
 @pytest.mark.parametrize("experiment", ["high_entropy_orders", "high_entropy_orders-small"])
-def test_the_orders_of_highest_entropy_stand_beside_table_6(experiment: str) -> None:
+def test_the_orders_of_highest_entropy_are_compared_with_table_6(experiment: str) -> None:
     found = {c.table.place: c for c in compare(group_of(*entropy_cells(experiment, LOW, HIGH)))}
     ours = {row.label: (row.mean.ours, row.mean.published) for row in found["Table 6"].rows}
     assert ours == {
@@ -153,12 +153,12 @@ def test_the_orders_of_highest_entropy_stand_beside_table_6(experiment: str) -> 
     ],
     ids=["another experiment", "two orders", "which of two"],
 )
-def test_other_orders_do_not_stand_beside_table_6(experiment: str, options: tuple[str, ...]) -> None:
+def test_other_orders_are_not_compared_with_table_6(experiment: str, options: tuple[str, ...]) -> None:
     found = compare(group_of(*entropy_cells(experiment, *options)))
     assert all("high" not in row.label for comparison in found for row in comparison.rows)
 
 
-def test_a_figure_of_single_values_stands_beside_the_mean_of_all_corruptions() -> None:
+def test_a_figure_of_single_values_is_compared_with_the_mean_of_all_corruptions() -> None:
     options = ['{"kind": "rotation"}', '{"kind": "jitter"}']
     cells = [make_cell("augmentation", domain, options=o) for o in options for domain in CORRUPTIONS]
     found = compare(group_of(*cells))

@@ -87,7 +87,7 @@ def test_tables_that_repeat_rows_of_table_1_agree_with_it(place: str, dataset: s
     assert {label: row(other, label) for label in labels} == {label: row(main, name) for label, name in labels.items()}
 
 
-def test_figures_agree_with_the_tables_where_they_meet() -> None:
+def test_figures_agree_with_the_tables_on_shared_numbers() -> None:
     assert row(find("Table 9"), "TRUST (K=2)") == (75.6, 51.7, 54.4)
     for dataset in ("cifar10-c", "cifar100-c"):
         figure, table = find("Figure 4", dataset), find("Table 1", dataset)

@@ -80,7 +80,7 @@ def test_image_test_resolves_what_three_seeds_do_not() -> None:
     assert compare(*bare).tie
 
 
-def test_a_lead_of_a_few_images_is_a_tie_however_the_seeds_agree() -> None:
+def test_a_lead_of_a_few_images_is_a_tie_even_if_seeds_agree() -> None:
     cells = [make_cell(m, "fog", seed=s, accuracy=a) for m, a in (("bn", 0.70), ("trust", 0.7025)) for s in range(3)]
     found = compare(*cells)
     assert found.seeds.half_width == pytest.approx(0.0)
@@ -89,7 +89,7 @@ def test_a_lead_of_a_few_images_is_a_tie_however_the_seeds_agree() -> None:
     assert not compare(*cells[:3], *(replace(c, result=replace(c.result, accuracy=0.71)) for c in cells[3:])).tie
 
 
-def test_lines_with_other_seeds_are_compared_over_those_that_both_have() -> None:
+def test_rows_are_compared_over_their_shared_seeds() -> None:
     """As in the demo, where TRUST has one seed of three: an easy or a hard seed is nobody's merit."""
     all_seeds = [make_cell("tide", "fog", seed=s, accuracy=a) for s, a in enumerate((0.70, 0.80, 0.90))]
     found = compare(make_cell("trust", "fog", seed=0, accuracy=0.68), *all_seeds)

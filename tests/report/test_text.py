@@ -34,7 +34,7 @@ def test_a_plain_terminal_gets_plain_signs(monkeypatch: pytest.MonkeyPatch) -> N
     ],
     ids=["short", "long", "a list", "on", "off"],
 )
-def test_names_in_charts_are_short_and_say_something(label: str, short: str) -> None:
+def test_names_in_charts_are_short_and_distinct(label: str, short: str) -> None:
     assert short_name(label, 17) == short
 
 

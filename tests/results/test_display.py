@@ -14,7 +14,7 @@ from tests.results.samples import KEY, PROVENANCE, RESULT
 from trust_tta.results import Cell, discordant, format_gain, format_percent, format_value, make_label
 
 
-def test_a_label_shows_what_sets_a_method_apart() -> None:
+def test_a_label_shows_the_options_of_its_method() -> None:
     assert make_label("trust", {}) == "trust"
     assert make_label("trust", {"merge": "slerp", "k": 2}) == "trust (k=2, merge=slerp)"
     assert make_label("my\x1b[31m", {"a": "\n"}) == "my?[31m (a=?)"

@@ -93,7 +93,7 @@ def test_the_cell_of_a_killed_claimant_is_free_at_once(tmp_path: Path) -> None:
         "from tests.results.samples import KEY\n"
         "from trust_tta.results import ResultStore\n"
         "store = ResultStore(sys.argv[1], lease=1e6)\n"
-        "print(store.claim(KEY), flush=True)\n"
+        "print(bool(store.claim([KEY])), flush=True)\n"
         "time.sleep(600)\n"
     )
     (key,) = keys(1)
@@ -101,10 +101,10 @@ def test_the_cell_of_a_killed_claimant_is_free_at_once(tmp_path: Path) -> None:
     assert holder.stdout is not None
     assert holder.stdout.readline() == "True\n"
     with ResultStore(path) as store:
-        assert not store.claim(key)
+        assert not store.claim([key])
         holder.kill()
         os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # dead, but still listed as a zombie
-        assert store.claim(key)
+        assert store.claim([key])
     holder.communicate()
 
 

@@ -171,7 +171,7 @@ def changed(**changes: object) -> str:
         ("{", "not JSON"),
         ("[]", "not a CellKey"),
         (to_json(PROVENANCE), "not a CellKey"),
-        (changed(schema=SCHEMA_VERSION + 1), "upgrade trust-tta"),
+        (changed(schema=SCHEMA_VERSION + 1), "use the release that wrote it"),
         (changed(schema="1"), "schema version '1'"),
         (changed(data={}), "has the fields"),
         (changed(data=json.loads(to_json(KEY))["data"] | {"seed": "0"}), "CellKey.seed holds '0'"),
@@ -195,12 +195,9 @@ def test_records_keep_the_stored_names_of_version_0_1_0() -> None:
     assert from_json(CellResult, json.dumps(stored)) == RESULT
 
 
-def test_only_later_fields_may_be_missing() -> None:
-    fate = SamplePrediction(index=1, label=2, before=3, after=4, confidence=0.5)
-    envelope = json.loads(to_json(fate))
+def test_no_field_may_be_missing() -> None:
+    envelope = json.loads(to_json(SamplePrediction(index=1, label=2, before=3, after=4, confidence=0.5)))
     del envelope["data"]["confidence_before"]
-    assert from_json(SamplePrediction, json.dumps(envelope | {"schema": 1})) == fate
-    del envelope["data"]["confidence"]
     with pytest.raises(DataError, match="has the fields"):
         from_json(SamplePrediction, json.dumps(envelope))
 

@@ -27,7 +27,7 @@ def main(path: str, n: int) -> None:
     sys.stdin.readline()  # so that several can be let go together
     with ResultStore(path) as store:
         for key in keys(n):
-            if store.claim(key):
+            if store.claim([key]):
                 store.finish(key, compute(key), PROVENANCE)
                 sys.stdout.write(f"{key.seed}\n")
                 sys.stdout.flush()

@@ -50,7 +50,7 @@ def test_the_seed_decides() -> None:
     assert not np.array_equal(first, other)
 
 
-def test_normalized_pixels_are_shares_of_white_less_mean_over_deviation() -> None:
+def test_pixels_are_normalized_by_mean_and_deviation() -> None:
     images = noisy_images(3, height=5, width=4)
     mean, std = (0.1, 0.5, 0.6), (0.2, 0.3, 0.25)
     scale, shift = augment.channel_constants(mean, std, torch.device("cpu"))

@@ -16,7 +16,7 @@ def preprocess(images: NDArray[np.uint8] | list[NDArray[np.uint8]]) -> Tensor:
     return torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2) / 127.5 - 1
 
 
-def test_touches_nothing_but_the_head_and_fits() -> None:
+def test_only_the_head_is_trained() -> None:
     images, labels = colored_images(75)
     model = tiny_network().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -31,7 +31,7 @@ def test_touches_nothing_but_the_head_and_fits() -> None:
         assert torch.equal(model(preprocess(images)).argmax(1), torch.from_numpy(labels))
 
 
-def test_the_course_is_that_of_training_by_hand() -> None:
+def test_the_losses_equal_those_of_a_loop_by_hand() -> None:
     images, labels = colored_images(24)
     model, reference = tiny_network(), tiny_network().eval()
     recipe = FinetuneRecipe(epochs=5, lr=1e-2, batch_size=24)

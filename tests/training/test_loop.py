@@ -101,7 +101,7 @@ def test_a_finished_run_is_read_back_without_training(tmp_path: Path) -> None:
         assert torch.equal(value, again.state_dict()[name]), name
 
 
-def test_the_seed_decides_and_the_callers_randomness_is_left_alone() -> None:
+def test_the_seed_determines_the_result_and_the_callers_random_state_is_kept() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     model = tiny_network()
@@ -158,7 +158,7 @@ def test_overfits_noise() -> None:
     assert evaluate(result.average, images, labels, mean=recipe.mean, std=recipe.std) == 1.0
 
 
-def test_learns_what_generalises_with_everything_on() -> None:
+def test_training_with_all_augmentations_generalizes() -> None:
     recipe = SHORT.changed(epochs=12, batch_size=16, lr=1e-2, precision="bf16", ema_decay=0.9)
     test, told = colored_images(60, seed=9), Told()
     result = learn(
@@ -202,7 +202,7 @@ def test_a_task_brings_its_own_loss_metric_and_augmentation() -> None:
     assert score > 0.8
 
 
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_raises_and_keeps_the_last_state(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     model = tiny_network()
 
@@ -218,7 +218,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path:
     assert len(torch.load(path, weights_only=True)["history"]) == 2
 
 
-def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
+def test_a_batch_size_above_the_data_takes_all_images() -> None:
     result = learn(tiny_network(), *colored_images(5), SHORT.changed(batch_size=64))
     assert len(result.history) == SHORT.epochs
 

@@ -156,6 +156,6 @@ def test_stochastic_depth_rises_from_zero() -> None:
     assert rates == [0.0, 0.4]
 
 
-def test_epochs_beyond_all_numbers_are_refused() -> None:
+def test_huge_numbers_of_epochs_are_refused() -> None:
     with pytest.raises(ConfigError, match="epochs is "):
         recipe_for("cifar10", {"epochs": 10**400})

@@ -142,7 +142,6 @@ class DataConfig(Schema):
 
     @property
     def folder(self) -> Path:
-        """Folder of the data sets."""
         if self.root != SHIPPED:
             return Path(self.root)
         return Path(str(resources.files("trust_tta"))) / "assets" / "camvid_sample"

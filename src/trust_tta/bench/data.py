@@ -33,7 +33,7 @@ from trust_tta.data.streams import (
 from trust_tta.errors import ConfigError
 from trust_tta.models.checkpoint import Checkpoint
 
-_PROBES = 8  # corrupted images that represent the code in a fingerprint
+_PROBES = 8  # corrupted images hashed into a fingerprint, which then depends on the code
 _CLEAN_SETS = {"cifar10-c": "cifar10", "cifar100-c": "cifar100"} | dict.fromkeys(
     ("imagenet-c", "imagenet-sketch", "imagenet-v2", "imagenet-r"), "imagenet"
 )
@@ -42,7 +42,7 @@ _LEFT_OUT = ("pacs",)  # data sets whose networks were trained on all domains bu
 
 @dataclass(frozen=True, eq=False)
 class CorruptedImages:
-    """Clean images, each corrupted when it is first read, by its index and the seed alone.
+    """Clean images, each corrupted on first access with random numbers of its index and the seed.
 
     Segmentation images are corrupted at their own size and then resized by their protocol.
     """
@@ -65,7 +65,7 @@ class CorruptedImages:
         return self.made[index]
 
     def digest(self) -> str:
-        """Hash of the clean images, the recipe, and the first corrupted images, which depend on the code."""
+        """Hash of the clean images, the corruption, and the first corrupted images."""
         probes = 1 if self.protocol else _PROBES  # pictures differ in size
         first = np.stack([self.read(index) for index in range(min(probes, len(self)))])
         recipe = f"{self.corruption} {self.severity} {self.seed}"
@@ -96,7 +96,7 @@ class ExperimentData:
         return found
 
     def open(self, domain: str, *, severity: int, seed: int) -> Dataset:
-        """One domain at one severity; the seed matters only where images are corrupted as they are read."""
+        """One domain at one severity; `seed` is that of corruptions applied on reading."""
         config = self.config
         if config.is_segmentation and domain not in (CLEAN, *ALL_CORRUPTIONS):
             return self._open_on_disk(domain=domain)
@@ -112,7 +112,7 @@ class ExperimentData:
         return self._by_domain[domain, severity]
 
     def clean(self, target: str | None = None) -> Dataset:
-        """The clean images that belong to the data; for a left-out `target`, those of all other domains."""
+        """The clean images of the data set; where networks leave `target` out, the images of all other domains."""
         left_out = target if self.config.dataset in _LEFT_OUT and self.config.clean is None else None
         if left_out not in self._clean:
             self._clean[left_out] = self._open_clean(left_out)
@@ -145,7 +145,7 @@ class ExperimentData:
         return open_dataset(_CLEAN_SETS[config.dataset], config.folder)
 
     def stream(self, streams: StreamsConfig, *, batch_size: int, seed: int, workers: int) -> list[Domain]:
-        """The domains in the order of the stream, not yet preprocessed."""
+        """The domains in stream order, without preprocessing."""
         setting = parse_setting(streams.setting)
         severities: tuple[int, ...] = (self.config.severity,)
         if setting.gradual:
@@ -168,12 +168,12 @@ class ExperimentData:
         return list(stream_datasets(datasets, config, workers=workers))
 
     def clean_stream(self, target: str | None = None, *, batch_size: int, limit: int | None, workers: int) -> Domain:
-        """At most `limit` of the clean images, always the same ones in the same order."""
+        """At most `limit` of the clean images, in a fixed order."""
         config = StreamConfig(batch_size=batch_size, limit=limit)
         (domain,) = stream_datasets([self.clean(target)], config, workers=workers)
         return domain
 
 
 def align(dataset: Dataset, checkpoint: Checkpoint) -> tuple[Dataset, str]:
-    """The data set with its classes matched by name to the network's, and a warning where that is not possible."""
+    """The data set with its classes matched by name to the network's, and a warning if they cannot be matched."""
     return align_classes(dataset, checkpoint.classes, outputs=checkpoint.num_classes, source=checkpoint.origin)

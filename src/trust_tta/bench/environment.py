@@ -19,7 +19,7 @@ from trust_tta.results.record import Provenance
 
 
 def choose_device(name: str) -> torch.device:
-    """The device by name, a CPU or a CUDA GPU; "auto" takes a GPU where there is one."""
+    """The CPU or CUDA device of this name; "auto" is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -36,12 +36,12 @@ def choose_device(name: str) -> torch.device:
 
 
 def autocast(device: torch.device, dtype: str) -> torch.autocast:
-    """A context that computes in bfloat16 where the dtype is "bf16", and changes nothing else."""
+    """Autocast to bfloat16, enabled if the dtype is "bf16"."""
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16")
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until the device has done its work; a CPU always has."""
+    """Wait for the queued work of a CUDA device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -71,7 +71,7 @@ def now() -> str:
 
 
 def find_commit(package: Path) -> str | None:
-    """The commit that the package's files belong to, with "-dirty" where they differ; None outside a clone."""
+    """The commit of the package's files, with "-dirty" if they were changed; None outside a clone."""
     git = partial(subprocess.run, cwd=package, capture_output=True, check=True, text=True, timeout=30)
     try:
         # An installed package may lie inside another repository: only tracked files count.

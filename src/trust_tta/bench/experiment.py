@@ -1,10 +1,9 @@
-"""An experiment: its cells with their keys and fingerprints, its data and networks, and the ranking of scan orders."""
+"""The plan of an experiment (its cells and their keys), its data and networks, and the ranking of scan orders."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,12 +28,11 @@ from trust_tta.progress import SILENT, Progress
 from trust_tta.results.display import BASELINES
 from trust_tta.results.order_records import EntropyByOrder
 from trust_tta.results.record import CellKey
-from trust_tta.results.store import ResultStore
 
 WARM_UP_IMAGES = 2  # kernels are compiled for the shape of an image, whatever the batch size
-SHORT_STREAM = 4  # batches in which no method learns much
+SHORT_STREAM = 4  # batches, too few to learn from
 CLEAN_IMAGES = 256  # from which methods compute statistics of clean data
-_BARE_LABELS = (ARRAY, "array-c")  # numbers without names, not all of which need to occur
+_NUMBERED = (ARRAY, "array-c")  # data sets without class names, which may lack some of the network's classes
 
 # Time of a batch relative to one forward pass, where the number of passes does not predict it; measured on an H200
 # (docs/results/method_costs_h200.json).
@@ -45,7 +43,7 @@ MEASURED_COSTS = {
 
 @dataclass(frozen=True, eq=False)
 class CellSequence:
-    """Cells that a method runs in sequence without a reset; a single cell where every domain resets."""
+    """Cells that a method runs without a reset in between; a single cell if each domain begins with a reset."""
 
     method: MethodConfig
     batch_size: int
@@ -76,12 +74,11 @@ class ExperimentPlan:
 
     @property
     def labels(self) -> dict[CellKey, str]:
-        """The label of each cell's method."""
         return {key: sequence.method.display_name for sequence in self.sequences for key in sequence.keys}
 
     @cached_property
     def baselines(self) -> dict[CellKey, CellKey]:
-        """For each cell, the cell of the first baseline among the methods, to which its gain refers."""
+        """The cell of the first baseline method on the same stream, by cell."""
         present = {sequence.method.name for sequence in self.sequences}
         baseline = next((name for name in BASELINES if name in present), None)
         found: dict[CellKey, CellKey] = {}
@@ -92,14 +89,14 @@ class ExperimentPlan:
         return found
 
     def prepare(self, domain: Domain, *, of: str | None = None) -> Domain:
-        """The domain as input of its own network, or that of the domain `of`, with labels numbered as its outputs."""
+        """The domain with the preprocessing and class numbers of its network, or of the network of domain `of`."""
         of = of or domain.dataset.domain
         dataset, _ = align(domain.dataset, self.checkpoints[of])
         return replace(domain, batches=replace(domain.batches, dataset=dataset, preprocessing=self.preprocessing[of]))
 
 
 def make_plan(config: RunConfig, data: ExperimentData | None = None) -> ExperimentPlan:
-    """All cells: for each batch size, seed and sequence of domains between two resets, every method."""
+    """Plan a cell sequence of every method for each batch size, seed and run of domains between two resets."""
     data = data or ExperimentData(config.data)
     plan = ExperimentPlan(config, (), {}, {})
     sequences: list[CellSequence] = []
@@ -134,27 +131,8 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Experime
     return replace(plan, sequences=tuple(sequences), warnings=tuple(shown))
 
 
-def estimate_costs(plan: ExperimentPlan, store: ResultStore) -> ExperimentPlan:
-    """The plan with measured costs for methods that have finished cells; the others' estimates are scaled to match."""
-    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
-    estimated = {(sequence.keys[0].method, sequence.keys[0].options): sequence.cost for sequence in plan.sequences}
-    for cell in store.results(lambda key: (key.method, key.options) in estimated, history=False):
-        seconds[cell.key.method, cell.key.options].append(cell.result.seconds_total / max(1, cell.batches))
-    known = {kind: statistics.median(found) for kind, found in seconds.items()}
-    rates = [taken / estimated[kind] for kind, taken in known.items() if taken > 0]
-    if not rates:
-        return plan
-    usual, unit = statistics.median(rates), min(rates)  # seconds of one forward pass
-
-    def cost(sequence: CellSequence) -> int:
-        taken = known.get((sequence.keys[0].method, sequence.keys[0].options), sequence.cost * usual)
-        return max(1, round(taken / unit))
-
-    return replace(plan, sequences=tuple(replace(sequence, cost=cost(sequence)) for sequence in plan.sequences))
-
-
 def estimate_cost(method: MethodConfig) -> int:
-    """Expected time of a batch in forward passes."""
+    """Estimated time of a batch, in forward passes."""
     options = method.all_options()
     if method.name in MEASURED_COSTS:
         return MEASURED_COSTS[method.name] * int(options.get("steps") or 1)
@@ -166,7 +144,6 @@ def estimate_cost(method: MethodConfig) -> int:
 
 
 def find_checkpoint(model: ModelConfig, *, domain: str) -> Checkpoint:
-    """The checkpoint for `domain`, as the experiment describes it."""
     found = Checkpoint.open(
         None if model.checkpoint is None else model.checkpoint.replace("{domain}", domain),
         variant=model.name,
@@ -179,7 +156,7 @@ def find_checkpoint(model: ModelConfig, *, domain: str) -> Checkpoint:
 
 
 def fingerprints(plan: ExperimentPlan, cells: list[Domain]) -> Iterator[str]:
-    """A fingerprint for each cell of all input up to its end: pixels, order, preprocessing."""
+    """Hashes of the input up to the end of each cell: pixels, order, preprocessing."""
     before = ""
     for domain in cells:
         dataset, batches = domain.dataset, domain.batches
@@ -200,7 +177,6 @@ def fingerprints(plan: ExperimentPlan, cells: list[Domain]) -> Iterator[str]:
 def _keys(
     plan: ExperimentPlan, method: MethodConfig, cells: list[Domain], fingerprints: list[str], *, seed: int
 ) -> tuple[CellKey, ...]:
-    """The key of each cell."""
     config, options = plan.config, method.all_options()
     origin = f" of {config.data.clean}" if config.data.clean else ""  # of statistics computed before the method runs
     options |= {name: f"{CLEAN_IMAGES} clean images{origin}" for name in CLEAN_DATA_OPTIONS & options.keys()}
@@ -237,23 +213,23 @@ class Experiment:
 
     @property
     def domains(self) -> list[Domain]:
-        """The stream of the first batch size and seed, as network input."""
+        """The domains of the first batch size and seed, preprocessed."""
         stream = self.config.stream
         return [self.plan.prepare(domain) for domain in self._open_stream(stream.batch_size[0], stream.seeds[0])]
 
     def domains_of(self, sequence: CellSequence) -> list[Domain]:
-        """The domains of a sequence, as network input."""
+        """The domains of a sequence, preprocessed."""
         stream = self._open_stream(sequence.batch_size, sequence.seed)
         return [self.plan.prepare(stream[position]) for position in sequence.positions]
 
     def clean(self, sequence: CellSequence, *, limit: int | None) -> Domain:
-        """At most `limit` clean images, the same for all cells, as input of the sequence's network."""
+        """At most `limit` clean images, the same for all cells, preprocessed for the sequence's network."""
         target = self._open_stream(sequence.batch_size, sequence.seed)[sequence.positions[0]].dataset.domain
         domain = self.data.clean_stream(target, batch_size=sequence.batch_size, limit=limit, workers=self.workers)
         return self.plan.prepare(domain, of=target)
 
     def network(self, domain: Domain) -> nn.Module:
-        """The network of this domain; a new one runs forward and backward once, so that no cell pays for compiling."""
+        """The network of a domain, after one forward and backward pass, so that compiling is not timed."""
         checkpoint = self.plan.checkpoints[domain.dataset.domain]
         if self._network is None or self._network[0] != checkpoint.sha256:
             self._network = None  # freed before the next is made
@@ -278,10 +254,10 @@ class Experiment:
 
 
 def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.device) -> nn.Module:
-    """The network in evaluation mode; a number of classes that does not fit the data set is refused."""
+    """Load the network in evaluation mode and check its number of classes against the data set."""
     classes = len(dataset.class_names)
     outputs = classes if checkpoint.num_classes is None else checkpoint.num_classes
-    fits = outputs >= classes if dataset.name in _BARE_LABELS else outputs == classes
+    fits = outputs >= classes if dataset.name in _NUMBERED else outputs == classes
     if not fits:
         raise ConfigError(
             f"{checkpoint.origin} outputs {outputs} classes, but {dataset.name} has {classes}; "
@@ -293,7 +269,7 @@ def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.devi
 def rank_domains(
     config: RunConfig, *, k: int, progress: Progress = SILENT
 ) -> tuple[EntropyByOrder, list[EntropyByOrder]]:
-    """The orders by mean entropy over the domains, and by the entropy on each, ascending; the first `k` are chosen."""
+    """Rank the scan orders by entropy, ascending: by the mean over the domains, and on each domain."""
     experiment = Experiment(config)
     domains = experiment.domains
     progress.start(sum(len(domain.batches) for domain in domains), "batches")

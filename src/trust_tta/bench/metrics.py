@@ -1,4 +1,4 @@
-"""Accuracy and calibration along a stream of batches, of images or of pixels, whose accuracy is the mean IoU."""
+"""Accuracy and calibration of a stream of batches, for classification and for segmentation (mean IoU)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ PICTURE_SIDE = 160  # pixels of the longer side of a kept picture
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSums:
-    """Sums over one batch, or one picture: all that the metrics of both tasks need."""
+    """Sums over one batch, from which the metrics are computed."""
 
     images: int
-    scored: int  # predictions that have a label: of images, or of pixels
+    scored: int  # labeled images, or labeled pixels
     entropy: float
     nll: float
     brier: float
@@ -41,12 +41,22 @@ class BatchSums:
     seconds: float = 0.0
 
 
+def sum_batches(batches: Sequence[BatchSums]) -> BatchSums:
+    return BatchSums(
+        images=sum(batch.images for batch in batches),
+        scored=sum(batch.scored for batch in batches),
+        entropy=math.fsum(batch.entropy for batch in batches),
+        nll=math.fsum(batch.nll for batch in batches),
+        brier=math.fsum(batch.brier for batch in batches),
+        broken=sum(batch.broken for batch in batches),
+        bins=Reliability.total(batch.bins for batch in batches),
+        seconds=math.fsum(batch.seconds for batch in batches),
+    )
+
+
 @dataclass(kw_only=True)
 class Meter(ABC):
-    """The metrics of one task along a stream, batch by batch.
-
-    `probabilities` says that outputs are probabilities already, not logits.
-    """
+    """Metrics of one task; `probabilities`: whether outputs are probabilities rather than logits."""
 
     probabilities: bool = False
     batches: list[Any] = field(default_factory=list, init=False)  # BatchSums of the task
@@ -92,46 +102,40 @@ class Meter(ABC):
         peak_memory: int | None = None,
         clean_accuracy: float | None = None,
     ) -> CellResult:
-        """The record of the stream, with the costs that only the runner knows; means are NaN without samples."""
-        seconds = [batch.seconds for batch in self.batches]
-        bins = Reliability.total(batch.bins for batch in self.batches)
+        """The record of the stream, with the costs that the runner measured; means are NaN without samples."""
+        seconds, total = [batch.seconds for batch in self.batches], sum_batches(self.batches)
+        scored = total.scored or math.nan
         before = [self.score([batch], before=True) for batch in self.batches]
         known = tuple(value for value in before if value is not None)
         history = History(
             samples=tuple(batch.images for batch in self.batches),
             accuracy=tuple(cast(float, self.score([batch])) for batch in self.batches),
             accuracy_before=known if known and len(known) == len(before) else None,
-            entropy=tuple(_mean("entropy", [batch]) for batch in self.batches),
+            entropy=tuple(batch.entropy / (batch.scored or math.nan) for batch in self.batches),
             seconds=tuple(seconds),
         )
         return CellResult(
-            samples=sum(batch.images for batch in self.batches),
+            samples=total.images,
             accuracy=self.accuracy,
             accuracy_before=self.score(self.batches, before=True),
-            entropy=_mean("entropy", self.batches),
-            nll=_mean("nll", self.batches),
-            ece=bins.ece,
-            brier=_mean("brier", self.batches),
-            broken=sum(batch.broken for batch in self.batches),
+            entropy=total.entropy / scored,
+            nll=total.nll / scored,
+            ece=total.bins.ece,
+            brier=total.brier / scored,
+            broken=total.broken,
             forwards=forwards,
             backwards=backwards,
             updates=updates,
             skipped_updates=skipped_updates,
             seconds_median=statistics.median(seconds) if seconds else 0.0,
-            seconds_mean=math.fsum(seconds) / len(seconds) if seconds else 0.0,
-            seconds_total=math.fsum(seconds),
+            seconds_mean=total.seconds / max(1, len(seconds)),
+            seconds_total=total.seconds,
             peak_memory=peak_memory,
             clean_accuracy=clean_accuracy,
             history=history,
-            reliability=bins,
+            reliability=total.bins,
             **self.details(),
         )
-
-
-def _mean(name: str, batches: Sequence[BatchSums]) -> float:
-    """The mean of a sum over the predictions that have a label; NaN without any."""
-    scored = sum(batch.scored for batch in batches)
-    return math.fsum(getattr(batch, name) for batch in batches) / scored if scored else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,15 +147,11 @@ class ClassifiedBatch(BatchSums):
 
 @dataclass(kw_only=True)
 class ClassificationMeter(Meter):
-    """Metrics of a stream of classified images.
+    """Metrics of classification."""
 
-    `classes` restricts the decision to some columns (labels keep the full numbering); `keep` names the data set indices
-    whose predictions are to be kept.
-    """
-
-    classes: Sequence[int] | None = None
+    classes: Sequence[int] | None = None  # the columns to choose from; labels keep the full numbering
     confusion: bool = False
-    keep: Collection[int] = ()
+    keep: Collection[int] = ()  # data set indices whose predictions are kept
     kept: list[SamplePrediction] = field(default_factory=list, init=False)
     counts: Tensor | None = field(default=None, init=False)  # (c, c), label by prediction
 
@@ -290,13 +290,13 @@ class PixelBatch(BatchSums):
 
 @dataclass(kw_only=True)
 class PixelMeter(Meter):
-    """Outputs (n, classes, h, w), resized to the labels (n, h', w').
+    """Metrics of segmentation: outputs (n, classes, h, w) are resized to labels (n, h', w').
 
-    Pixels are counted over the whole stream before any count is divided.
+    IoUs are ratios of pixel counts over the whole stream, not means over images.
     """
 
     classes: int
-    keep: frozenset[int] = frozenset()  # indices of pictures whose true and predicted labels are kept
+    keep: frozenset[int] = frozenset()  # data set indices whose masks are kept
     palette: NDArray[np.uint8] | None = None  # (classes, 3)
     masks: list[MaskSample] = field(default_factory=list, init=False)
 
@@ -325,20 +325,15 @@ class PixelMeter(Meter):
                 self.masks.append(MaskSample(index=index, truth=truth, before=first, after=last))
         size = (labels.shape[1], labels.shape[2])
         found = [self._measure_chunk(chunk, labels[:, rows]) for rows, chunk in resized_chunks(outputs.detach(), size)]
+        sums = {**vars(sum_batches(found)), "images": len(labels)}
         return PixelBatch(
-            images=len(labels),
-            scored=sum(one.scored for one in found),
+            **sums,
             confusion=sum_counts((one.confusion for one in found), classes=self.classes),
             before=None if earlier is None else count_confusion(earlier, labels, classes=self.classes),
-            entropy=math.fsum(one.entropy for one in found),
-            nll=math.fsum(one.nll for one in found),
-            brier=math.fsum(one.brier for one in found),
-            broken=sum(one.broken for one in found),
-            bins=Reliability.total(one.bins for one in found),
         )
 
     def _measure_chunk(self, chunk: Tensor, labels: Tensor) -> PixelBatch:
-        """Some rows of all pictures: outputs (n, classes, rows, w), labels (n, rows, w)."""
+        """The sums over some rows of the images: outputs (n, classes, rows, w), labels (n, rows, w)."""
         rows = chunk.movedim(1, -1)[labels != IGNORED].float()
         truth = labels[labels != IGNORED]
         log_p = (rows / rows.sum(1, keepdim=True)).clamp_min(1e-30).log() if self.probabilities else rows.log_softmax(1)
@@ -367,7 +362,7 @@ class PixelMeter(Meter):
 
 
 def mask_picture(mask: Tensor, palette: NDArray[np.uint8] | None) -> bytes:
-    """Labels (h, w) as a PNG of palette indices, scaled down until the longer side has at most 160 pixels."""
+    """Encode labels (h, w) as a PNG of palette indices with at most 160 pixels on its longer side."""
     scale = min(1.0, PICTURE_SIDE / max(mask.shape))
     small = resize_mask(mask.to(torch.uint8).cpu().numpy(), *(max(1, round(side * scale)) for side in mask.shape))
     colors = np.zeros((256, 3), dtype=np.uint8)

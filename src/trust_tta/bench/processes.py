@@ -1,4 +1,4 @@
-"""Runs experiments in several processes of this machine, each with its own store connection, data and network."""
+"""Run experiments in several processes, each with its own store connection, data and network."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ import torch
 
 from trust_tta.bench.config import DataConfig, RunConfig
 from trust_tta.bench.data import ExperimentData
-from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, estimate_costs, make_plan
-from trust_tta.bench.sweep import CellWriter, Outcome, check_sequence, open_plan, outcome_of, run_sequences, unfinished
+from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, make_plan
+from trust_tta.bench.sweep import CellWriter, check_sequence, run_sequences, sequences_to_run, unfinished
 from trust_tta.errors import CheckpointError, ConfigError, DataError, StateError, TrustError
 from trust_tta.progress import SILENT, Progress
+from trust_tta.results.record import CellKey
 from trust_tta.results.store import ResultStore
 
 GRACE_SECONDS = 10.0  # for a worker to release its cells before it is killed
@@ -40,36 +41,31 @@ class SweepEngine(Protocol):
 
 def sweep_parallel(
     configs: Sequence[RunConfig], engine: SweepEngine, *, retry: bool = False, progress: Progress = SILENT
-) -> list[Outcome | TrustError]:
-    """Run experiments side by side with an engine; returns the outcome of each, or the error that prevented it.
+) -> list[tuple[CellKey, ...] | TrustError]:
+    """Run experiments side by side with an engine; returns the keys of each, or the error that prevented it.
 
     All workers have ended when this returns or raises.
     """
     plans: dict[int, ExperimentPlan] = {}
-    ended: dict[int, Outcome | TrustError] = {}
+    refused: dict[int, TrustError] = {}
     left: list[CellSequence] = []
     data: dict[DataConfig, ExperimentData] = {}  # data shared by several experiments are hashed once
     for number, config in enumerate(configs):
         try:
             plan = make_plan(config, data.setdefault(config.data, ExperimentData(config.data)))
             with ResultStore(config.store) as store:
-                plan = estimate_costs(plan, store)
-                left += open_plan(plan, store, retry=retry)
+                left += sequences_to_run(plan, store, retry=retry)
                 store.plan(plan.keys, labels=plan.labels)
             plans[number] = plan
         except REFUSALS as error:
-            ended[number] = error
+            refused[number] = error
     for text in dict.fromkeys(text for plan in plans.values() for text in plan.warnings):
         progress.note(f"warning: {text}")
     if left:
         progress.start(sum(sequence.total_cost for sequence in left), "")
-        ended |= engine(plans, sequences=len(left), progress=progress)
+        refused |= engine(plans, sequences=len(left), progress=progress)
         progress.finish()
-    for number, plan in plans.items():
-        if number not in ended:
-            with ResultStore(plan.config.store, create=False) as store:
-                ended[number] = outcome_of(plan, store)
-    return [ended[number] for number in range(len(configs))]
+    return [refused[number] if number in refused else plans[number].keys for number in range(len(configs))]
 
 
 def run_in_processes(
@@ -136,9 +132,9 @@ def _workers(plans: Mapping[int, ExperimentPlan], processes: int) -> Iterator[di
 
 
 def work(connection: Connection, processes: int, number: int) -> None:
-    """A worker process: runs the free cells of all experiments, then waits for those of other workers.
+    """Run the unclaimed cells of all experiments in a worker process, then wait for those of other workers.
 
-    Every second worker begins with the last experiment, so that expensive cells there do not leave others idle.
+    Every second worker begins with the last experiment: its cells may be the most expensive.
     """
     progress = _PipeProgress(connection)
     signal.signal(signal.SIGTERM, progress.exit_on_signal)
@@ -167,7 +163,6 @@ class _PipeProgress(Progress):
         self.code: int | None = None  # exit code, once an exit was requested
 
     def exit_on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """The handler of SIGTERM."""
         signal.signal(number, signal.SIG_IGN)  # a second one must not disturb the cleanup
         self.code = 128 + number
         sys.exit(self.code)

@@ -1,11 +1,11 @@
-"""The one evaluation loop: a method meets a stream, batch by batch, and is measured."""
+"""The evaluation loop: run a method on a stream and measure it batch by batch."""
 
 from __future__ import annotations
 
 import io
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -38,23 +38,10 @@ class EvaluationOptions:
     confusion: bool = False
 
 
-def run_stream(
-    method: Method, domains: Sequence[Domain], options: EvaluationOptions, *, progress: Progress = SILENT
-) -> Iterator[CellResult]:
-    """The result of each domain in turn; the method and its network end up at the source."""
-    try:
-        for domain in domains:
-            if domain.reset_before:
-                method.reset()
-            yield run_domain(method, domain, options, progress=progress)
-    finally:
-        method.reset()
-
-
 def run_domain(
     method: Method, domain: Domain, options: EvaluationOptions, *, progress: Progress = SILENT
 ) -> CellResult:
-    """Adapt on and predict each batch once; a step of progress is a batch, clean images not counted."""
+    """Adapt to and predict each batch once; a step of progress is a batch of the domain."""
     present = np.sort(domain.batches.order[: domain.batches.images])
     kept = present[spread(len(present), options.keep_samples)].tolist()  # at even distances
     meter = make_meter(domain, options, probabilities=method.probabilities, keep=kept)
@@ -108,7 +95,7 @@ def make_meter(
 
 
 def clean_accuracy(method: Method, options: EvaluationOptions, *, progress: Progress = SILENT) -> float | None:
-    """The accuracy of the present weights on clean images, each batch of them as if it came next in the stream."""
+    """The accuracy of the adapted weights on clean images, normalized as the next batch of the stream would be."""
     if options.clean is None:
         return None
     meter = make_meter(options.clean, options)
@@ -121,10 +108,7 @@ def clean_accuracy(method: Method, options: EvaluationOptions, *, progress: Prog
 
 
 def small_picture(image: NDArray[np.uint8], *, side: int = LONGER_SIDE) -> bytes:
-    """An image uint8 (h, w, 3) as WebP, scaled down so that its longer side has at most `side` pixels.
-
-    Pictures of up to 64 pixels are stored without loss; larger ones, as segmentation has them, need not be.
-    """
+    """Encode an image uint8 (h, w, 3) as WebP with at most `side` pixels on its longer side; lossless up to 64."""
     picture = Image.fromarray(image)
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)
     with io.BytesIO() as file:
@@ -133,7 +117,7 @@ def small_picture(image: NDArray[np.uint8], *, side: int = LONGER_SIDE) -> bytes
 
 
 def kept_pictures(dataset: Dataset, result: CellResult) -> dict[int, bytes]:
-    """The images whose predictions were kept, before preprocessing, by index."""
+    """Small pictures of the images whose predictions were kept, by index."""
     if isinstance(dataset, SegmentationDataset):
         return {kept.index: small_picture(dataset.image(kept.index), side=PICTURE_SIDE) for kept in result.masks}
     return {kept.index: small_picture(dataset.image(kept.index)) for kept in result.predictions}

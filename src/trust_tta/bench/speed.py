@@ -206,7 +206,6 @@ def order_count(model: nn.Module) -> int:
 
 @contextmanager
 def network_step(model: nn.Module, timing: Timing, step: Step) -> Iterator[Work]:
-    """A step of the network with the backend of the timing, on random images."""
     method, options = step
     device = next(model.parameters()).device
     size = (timing.batch, 3, timing.size, timing.size)

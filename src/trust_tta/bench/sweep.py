@@ -1,4 +1,4 @@
-"""Runs the cells of an experiment into a results store: resumable, shared by processes, one failed cell at a time."""
+"""Run the cells of an experiment into a results store: resumable, shared by processes, robust to failing cells."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from trust_tta.bench.config import CLEAN_DATA_OPTIONS, RunConfig
 from trust_tta.bench.environment import collect_provenance, now
-from trust_tta.bench.experiment import CLEAN_IMAGES, CellSequence, Experiment, ExperimentPlan, estimate_costs
-from trust_tta.bench.runner import EvaluationOptions, kept_pictures, run_stream
+from trust_tta.bench.experiment import CLEAN_IMAGES, CellSequence, Experiment, ExperimentPlan
+from trust_tta.bench.runner import EvaluationOptions, kept_pictures, run_domain
 from trust_tta.errors import LONGEST_MESSAGE, BackendError, ConfigError, TrustError, reason_of
 from trust_tta.methods.registry import create_method, method_options
 from trust_tta.methods.source_data import gather_from_clean
@@ -26,25 +26,18 @@ POLL_SECONDS = 1.0  # between checks of cells that another process holds
 MEASURES = ("clean_after", "keep_samples", "confusion")  # optional, and not part of a cell's key
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The state of an experiment's cells after a sweep."""
+def sweep(
+    config: RunConfig, store: ResultStore, *, progress: Progress = SILENT, retry: bool = False
+) -> tuple[CellKey, ...]:
+    """Run what is not finished and wait for what others run; returns the keys of all cells.
 
-    keys: tuple[CellKey, ...]
-    done: int
-    failed: int
-
-
-def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT, retry: bool = False) -> Outcome:
-    """Run what is not finished, wait for what others run, and return the outcome; `retry` tries failed cells again.
-
-    Progress is counted in estimated cost; each finished cell is a note.
+    `retry` tries failed cells again. Progress is counted in estimated cost; each finished cell is a note.
     """
     experiment = Experiment(config)
-    plan = estimate_costs(experiment.plan, store)
+    plan = experiment.plan
     for text in plan.warnings:
         progress.note(f"warning: {text}")
-    left = open_plan(plan, store, retry=retry)
+    left = sequences_to_run(plan, store, retry=retry)
     if left:  # a checkpoint that does not fit or missing data is a user's mistake, not a failure of a cell
         check_sequence(experiment, left[0])
     store.plan(plan.keys, labels=plan.labels)
@@ -52,19 +45,19 @@ def sweep(config: RunConfig, store: ResultStore, *, progress: Progress = SILENT,
         progress.start(sum(sequence.total_cost for sequence in left), "")
     run_sequences(experiment, CellWriter(plan, store, progress), left)
     progress.finish()
-    return outcome_of(plan, store)
+    return plan.keys
 
 
-def open_plan(plan: ExperimentPlan, store: ResultStore, *, retry: bool) -> list[CellSequence]:
-    """The sequences left to run; `retry` releases failed cells.
+def sequences_to_run(plan: ExperimentPlan, store: ResultStore, *, retry: bool) -> list[CellSequence]:
+    """The sequences to run; `retry` makes failed cells claimable again.
 
-    Finished cells without a requested measure are refused: no finished cell is run again.
+    A finished cell that lacks a requested measure is an error, since it would not run again.
     """
     ours = set(plan.keys).__contains__
     if retry:
         store.retry_failed(ours)
     wanted = {name: int(amount) for name in MEASURES if (amount := getattr(plan.config, name))}
-    lacking = []  # of each finished cell, the measures that it lacks
+    lacking = []  # measures that each finished cell lacks
     for cell in store.results(ours, history=False) if wanted else ():
         had = json.loads(cell.provenance.config)
         lacking.append({name for name, amount in wanted.items() if amount > had.get(name, 0)})
@@ -81,12 +74,6 @@ def unfinished(sequences: Sequence[CellSequence], store: ResultStore) -> list[Ce
     """The sequences that are neither finished nor ended by a failure."""
     done, failed = (set(store.keys(status)) for status in ("done", "failed"))
     return [s for s in sequences if not done.issuperset(s.keys) and failed.isdisjoint(s.keys)]
-
-
-def outcome_of(plan: ExperimentPlan, store: ResultStore) -> Outcome:
-    """The state of the cells of a plan."""
-    done, failed = (set(plan.keys) & set(store.keys(status)) for status in ("done", "failed"))
-    return Outcome(plan.keys, len(done), len(failed))
 
 
 def finished_cells(configs: Sequence[RunConfig], *, without: Collection[str] = ()) -> list[Cell]:
@@ -116,7 +103,7 @@ class FinishedCell:
 def run_sequence(
     experiment: Experiment, sequence: CellSequence, provenance: Provenance, progress: Progress = SILENT
 ) -> Iterator[FinishedCell]:
-    """The cells of a sequence in turn; a step of progress is a batch."""
+    """Run a sequence and yield its cells; at the end the network is reset. A step of progress is a batch."""
     config = experiment.config
     domains = experiment.domains_of(sequence)
     model = experiment.network(domains[0])
@@ -135,23 +122,26 @@ def run_sequence(
         keep_samples=config.keep_samples,
         confusion=config.confusion,
     )
-    started = now()
-    results = run_stream(method, domains, conditions, progress=progress)
-    for key, domain, result in zip(sequence.keys, domains, results, strict=True):
-        finished = now()
-        names = domain.dataset.class_names
-        yield FinishedCell(
-            key,
-            result,
-            replace(provenance, started=started, finished=finished),
-            kept_pictures(domain.dataset, result),
-            () if all(name.isdigit() for name in names) else names,
-        )
-        started = finished
+    try:
+        for key, domain in zip(sequence.keys, domains, strict=True):
+            if domain.reset_before:
+                method.reset()
+            started = now()
+            result = run_domain(method, domain, conditions, progress=progress)
+            names = domain.dataset.class_names
+            yield FinishedCell(
+                key,
+                result,
+                replace(provenance, started=started, finished=now()),
+                kept_pictures(domain.dataset, result),
+                () if all(name.isdigit() for name in names) else names,
+            )
+    finally:
+        method.reset()
 
 
 def check_sequence(experiment: Experiment, sequence: CellSequence) -> None:
-    """Open the data and the network, so that errors in them come before the first cell."""
+    """Open the data and the network, to raise their errors before the first cell."""
     config, first = experiment.config, experiment.domains_of(sequence)[0]
     gathers = any(CLEAN_DATA_OPTIONS & method_options(method.name).keys() for method in config.methods)
     if config.clean_after or gathers:
@@ -160,7 +150,7 @@ def check_sequence(experiment: Experiment, sequence: CellSequence) -> None:
 
 
 class CellWriter:
-    """Writes cells to a store and reports each in a line; with `several` experiments, it names data set and setting."""
+    """Store cells and print a line for each; with `several` experiments it names data set and setting."""
 
     def __init__(
         self, plan: ExperimentPlan, store: ResultStore, progress: Progress = SILENT, *, several: bool = False
@@ -190,7 +180,6 @@ class CellWriter:
             self.progress.note(f"{self._name(sequence, key)}  failed")
 
     def _name(self, sequence: CellSequence, key: CellKey) -> str:
-        """Label, domain, batch size if there are several, and seed."""
         batch = f"  batch {key.batch_size}" if len(self.plan.config.stream.batch_size) > 1 else ""
         label = f"{self.prefix}{sequence.method.display_name:<{self.width}}"
         return plain_text(f"{label}  {key.domain:<18}{batch}  seed {key.seed}")
@@ -204,13 +193,13 @@ def run_sequences(
     wait: bool = True,
     announce: bool = True,
 ) -> None:
-    """Claim and run each sequence that is free; with `wait`, until those that other processes run are finished, too."""
+    """Claim and run the unclaimed sequences; with `wait`, return only when other processes have finished the rest."""
     config, left, store, progress = experiment.config, list(sequences), writer.store, writer.progress
     provenance = collect_provenance(device=experiment.device, dtype=config.dtype, config=config.to_json())
     while left:
         held = []
         for sequence in left:
-            if keys := list(store.claim_all(sequence.keys)):
+            if keys := list(store.claim(sequence.keys)):
                 _run_claimed(experiment, writer, sequence, keys, provenance)
             else:
                 held.append(sequence)
@@ -229,7 +218,7 @@ def run_sequences(
 def _run_claimed(
     experiment: Experiment, writer: CellWriter, sequence: CellSequence, left: list[CellKey], provenance: Provenance
 ) -> None:
-    """Run a sequence and write the cells in `left`; an error of a cell is recorded, one of the store is raised."""
+    """Run a sequence and write the cells in `left`; errors of cells are recorded, errors of the store are raised."""
     progress = _HeartbeatProgress(writer, sequence.cost)
     results = run_sequence(experiment, sequence, provenance, progress)
     while True:
@@ -247,16 +236,13 @@ def _run_claimed(
             return
         if found is None:
             return
-        if found.key in left:  # the others were recorded before, and ran again only to get here
+        if found.key in left:  # the others were finished before; they ran again for their effect on the weights
             writer.finish(sequence, found)
             left.remove(found.key)
 
 
 class _HeartbeatProgress(Progress):
-    """Progress of one sequence: renews its claims, and reports batches by their cost.
-
-    An `error` of the store or of the display ends the run: the cell did not fail.
-    """
+    """Renews the claims of a sequence and reports its batches by cost; `error`: one of the store or the display."""
 
     def __init__(self, writer: CellWriter, cost: int) -> None:
         self.writer, self.cost = writer, cost

@@ -20,7 +20,6 @@ Work: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Callable[[Work], float]
 Prepare: TypeAlias = Callable[[], AbstractContextManager[Work]]
 
-_CACHE_BYTES = 256 << 20  # more than the L2 cache of any device
 STEADY = 0.8  # of the time of the call before: a faster call means that the one before compiled
 
 
@@ -69,7 +68,7 @@ class Case:
 
 
 def measure(case: Case, device: torch.device) -> Timing:
-    """The timing with its numbers, or with the reason for their absence."""
+    """The timing with its numbers, or with the reason of the failure."""
     clock, peak, on_gpu = wall_clock(device), None, device.type == "cuda"
     try:
         with warnings.catch_warnings(), autocast(device, case.timing.dtype), case.prepare() as work:
@@ -112,7 +111,6 @@ def warm_up(work: Work, clock: Clock, limits: TimingLimits) -> float:
 
 
 def repeat(work: Work, clock: Clock, limits: TimingLimits) -> list[float]:
-    """Seconds of each repeat."""
     times: list[float] = []
     while len(times) < limits.min_repeats or (sum(times) < limits.seconds and len(times) < limits.max_repeats):
         times.append(clock(work))
@@ -130,22 +128,6 @@ def wall_clock(device: torch.device) -> Clock:
         work()
         wait_for(device)
         return time.perf_counter() - start
-
-    return clock
-
-
-def device_clock(device: torch.device) -> Clock:
-    """Seconds by the clock of a CUDA device; the launch on the host is hidden behind the flushing of the cache."""
-    cache = torch.empty(_CACHE_BYTES, dtype=torch.int8, device=device)
-
-    def clock(work: Work) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        cache.zero_()
-        start.record()
-        work()
-        end.record()
-        torch.cuda.synchronize(device)
-        return float(start.elapsed_time(end)) / 1e3
 
     return clock
 

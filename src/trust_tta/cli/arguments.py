@@ -1,4 +1,4 @@
-"""Flags shared by several commands, the syntax of their values, and the engines that they choose."""
+"""Flags shared by several commands, the syntax of their values, and the engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from trust_tta.errors import ConfigError
 if TYPE_CHECKING:
     from argparse import _ActionsContainer
 
-    from trust_tta.bench.config import RunConfig
     from trust_tta.bench.processes import SweepEngine
     from trust_tta.distributed.sweeps import TaskResources
     from trust_tta.schema import Schema
@@ -43,8 +42,8 @@ _RESULTS = ("clean_after", "keep_samples", "confusion")  # for benchmarks only
 def use_passive_threads() -> None:
     """Let idle OpenMP threads sleep instead of spin; call this before PyTorch is imported.
 
-    Spinning slows down a busy machine, by a factor of 10 on two cores. 20 microseconds of spinning are kept with GNU's
-    OpenMP, so that an operation that follows at once need not wake the threads.
+    Spinning slows down a busy machine, by a factor of 10 on two cores. GNU's OpenMP still spins for 20 microseconds, so
+    that the next operation finds its threads awake.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "passive"
@@ -52,16 +51,15 @@ def use_passive_threads() -> None:
 
 
 def add_run_arguments(parser: ArgumentParser, *, results: bool = False) -> None:
-    """The configuration file and a flag for each of its keys; with `results`, also those of `bench` only."""
+    """Add the configuration file and a flag for each of its keys, with `results` also for those of `bench` alone."""
     from trust_tta.bench.config import RunConfig
 
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="TOML file; flags override what it says")
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="TOML file; flags override what it says")
     add_schema_arguments(parser, RunConfig, without=("methods", *(() if results else _RESULTS)))
     parser.add_argument("--small", action="store_true", help="run the configuration's section [small]")
 
 
 def add_network_arguments(parser: ArgumentParser) -> None:
-    """The flags of a network, the same in every command that takes one."""
     add = parser.add_argument
     add("--model", metavar="NAME", help="a variant, timm:NAME or package.module:Name (default: the checkpoint's)")
     add("--checkpoint", metavar="FILE", help=".pth or .safetensors file, or a known name (default: the network's own)")
@@ -69,17 +67,8 @@ def add_network_arguments(parser: ArgumentParser) -> None:
     add("--classes", metavar="FILE", help="class names, one per line, or a folder of class folders")
 
 
-def read_experiments(arguments: Namespace, **changes: Any) -> tuple[RunConfig, ...]:
-    """The experiments of the configuration, with the values of the flags and `changes`."""
-    from trust_tta.bench.config import RunConfig
-    from trust_tta.bench.parsing import read_parts
-
-    path = Path(arguments.config) if arguments.config else None
-    return read_parts(path, {**schema_values(arguments, RunConfig), **changes}, small=arguments.small)
-
-
 def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, without: Collection[str] = ()) -> None:
-    """A flag for every field of a schema; its value is read as TOML or as a list of names, and the schema checks it."""
+    """Add a flag for every field of a schema, whose value is TOML or a list of names."""
     from trust_tta.schema import flag_of, outline
 
     for key, default, text in outline(schema):
@@ -100,7 +89,7 @@ def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, wit
 
 
 def schema_values(arguments: Namespace, schema: type[Schema]) -> dict[str, Any]:
-    """The fields of a schema that were given as flags, in nested tables."""
+    """The fields of a schema that were given as flags, as nested tables."""
     from trust_tta.schema import outline
 
     values: dict[str, Any] = {}
@@ -115,7 +104,6 @@ def schema_values(arguments: Namespace, schema: type[Schema]) -> dict[str, Any]:
 
 
 def names_list(text: str) -> list[str]:
-    """`a,b` as a list."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
@@ -162,11 +150,11 @@ def _written(default: object) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default).lower()
 
 
-# where the work runs: this process, several processes, or a Ray cluster
+# engines: this process, several processes, or a Ray cluster
 
 
 def add_engine_arguments(parser: ArgumentParser, *, task: str = "") -> None:
-    """The flags --engine and --address, and those for the resources of each `task` where there are several tasks."""
+    """Add --engine and --address, and with a `task` --cpus and --gpus of each."""
     add = parser.add_argument
     add("--engine", default="local", choices=("local", "ray"), metavar="NAME",
         help="local (default), or ray: a Ray cluster")  # fmt: skip
@@ -179,7 +167,7 @@ def add_engine_arguments(parser: ArgumentParser, *, task: str = "") -> None:
 
 
 def check_engine(arguments: Namespace, *flags: str) -> None:
-    """Refuse flags of a cluster without one, and impossible numbers, before PyTorch is loaded."""
+    """Refuse cluster flags without a cluster, and impossible numbers, before PyTorch is imported."""
     given = [flag for flag in ("address", *flags) if getattr(arguments, flag) is not None]
     if arguments.engine == "local" and given:
         raise ConfigError(f"--{given[0]} is for a cluster; add --engine ray, or omit it")
@@ -194,7 +182,7 @@ def check_engine(arguments: Namespace, *flags: str) -> None:
 
 @contextmanager
 def open_cluster(arguments: Namespace, *, device: str) -> Iterator[tuple[ModuleType, TaskResources]]:
-    """Ray, connected as long as the context lasts, and the resources of each task."""
+    """Connect to Ray; yields the module and the resources of each task."""
     from trust_tta.distributed.cluster import connected
     from trust_tta.distributed.sweeps import choose_resources
 
@@ -206,7 +194,7 @@ def open_cluster(arguments: Namespace, *, device: str) -> Iterator[tuple[ModuleT
 
 @contextmanager
 def make_engine(arguments: Namespace, *, device: str) -> Iterator[SweepEngine | None]:
-    """The engine that was asked for, as long as the context lasts; None: this process itself."""
+    """Yield the engine of --engine and --processes; None to run in this process."""
     if arguments.engine == "local":
         from trust_tta.bench.processes import run_in_processes
 

@@ -11,7 +11,7 @@ from trust_tta.cli.arguments import (
     check_engine,
     names_list,
     option,
-    read_experiments,
+    schema_values,
     use_passive_threads,
 )
 from trust_tta.cli.output import try_file
@@ -35,8 +35,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add_run_arguments(parser, results=True)
     add("--methods", type=names_list, metavar="A,B", help="methods to run, with the options of the configuration")
-    said = "an option of a method; repeatable"
-    add("--option", type=option, action="append", default=[], metavar="METHOD.OPTION=VALUE", help=said)
+    text = "an option of a method; repeatable"
+    add("--option", type=option, action="append", default=[], metavar="METHOD.OPTION=VALUE", help=text)
     add("--processes", type=int, metavar="N", help="worker processes (default 1; with --engine ray, all CPUs)")
     add_engine_arguments(parser, task="cell")
     add("--retry-failed", action="store_true", help="run failed cells again")
@@ -52,7 +52,11 @@ def run(arguments: Namespace) -> None:
         if Path(arguments.export).suffix not in (".csv", ".parquet"):
             raise ConfigError(f"--export {arguments.export}: the file must end in .csv or .parquet")
         try_file("--export", arguments.export)
-    parts = read_experiments(arguments, method_options=arguments.option)
+    from trust_tta.bench.config import RunConfig
+    from trust_tta.bench.parsing import read_parts
+
+    flags = {**schema_values(arguments, RunConfig), "method_options": arguments.option}
+    parts = read_parts(arguments.config, flags, small=arguments.small)
     if arguments.list:
         from trust_tta.cli.cells import list_cells
 

@@ -1,4 +1,4 @@
-"""Experiments in the terminal: a line per finished cell and tables at the end, with one process or several."""
+"""Running experiments from the command line: a line for each finished cell, and tables at the end."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.experiment import make_plan
 from trust_tta.bench.processes import REFUSALS, SweepEngine, sweep_parallel
-from trust_tta.bench.sweep import Outcome, sweep
+from trust_tta.bench.sweep import sweep
 from trust_tta.cli.output import ProgressDisplay, say
 from trust_tta.errors import TrustError
 from trust_tta.report.formats import tables_text
 from trust_tta.report.model import make_groups
-from trust_tta.results import Cell, ResultStore, write_csv, write_parquet
+from trust_tta.results import Cell, CellKey, ResultStore, write_csv, write_parquet
 
 
 def run_parts(
@@ -26,21 +26,22 @@ def run_parts(
 ) -> tuple[list[Cell], list[str]]:
     """Run experiments and print their tables; returns all finished cells, and a line for each problem.
 
-    `engine` runs them; None is this process. An experiment without its data or network does not stop the others.
-    `on_note` is called after each line, as of a finished cell.
+    Without an `engine` they run in this process. An experiment that lacks its data or network does not stop the
+    others. `on_note` is called after each line of progress.
     """
     cells: list[Cell] = []
     refusals: Counter[str] = Counter()
     problems: list[str] = []
-    for config, ended in _run(parts, retry, engine, on_note):
-        if isinstance(ended, TrustError):
+    for config, keys in _run(parts, retry, engine, on_note):
+        if isinstance(keys, TrustError):
             if len(parts) == 1:
-                raise ended
-            refusals[f"{config.data.dataset} was not run: {ended}"] += 1
+                raise keys
+            refusals[f"{config.data.dataset} was not run: {keys}"] += 1
             continue
-        is_ours = set(ended.keys).__contains__
+        is_ours = set(keys).__contains__
         with ResultStore(config.store, create=False) as store:
-            for failure in store.failures(is_ours):
+            failures = store.failures(is_ours)
+            for failure in failures:
                 key, label = failure.key, failure.label
                 say(f"failed: {label} on {key.domain}, seed {key.seed}, batch {key.batch_size}: {failure.message}")
             finished = store.results(is_ours, history=False)
@@ -48,21 +49,21 @@ def run_parts(
             say(f"\n{tables_text(group)}".removesuffix("\n"))
         say(f"\nresults are in {config.store}")
         cells += finished
-        if ended.failed:
-            problems.append(f"failed cells: {ended.failed}; fix the reasons above and run with --retry-failed")
-        if missing := len(ended.keys) - ended.done - ended.failed:
+        if failures:
+            problems.append(f"failed cells: {len(failures)}; fix the reasons above and run with --retry-failed")
+        if missing := len(keys) - len(finished) - len(failures):
             problems.append(f"{missing} cells of {config.data.dataset} are missing; run the same command again")
     return cells, [f"{text} ({n} parts)" if n > 1 else text for text, n in refusals.items()] + problems
 
 
 def _run(
     parts: Sequence[RunConfig], retry: bool, engine: SweepEngine | None, on_note: Callable[[], None] | None
-) -> Iterator[tuple[RunConfig, Outcome | TrustError]]:
-    """The outcome of each experiment: run side by side by an engine, or one after the other in this process."""
+) -> Iterator[tuple[RunConfig, tuple[CellKey, ...] | TrustError]]:
+    """Run experiments side by side with an engine, or one after the other; the keys or the error of each."""
     if engine is not None:
         with ProgressDisplay(on_note=on_note) as progress:
-            outcomes = sweep_parallel(parts, engine, retry=retry, progress=progress)
-        yield from zip(parts, outcomes, strict=True)
+            ended = sweep_parallel(parts, engine, retry=retry, progress=progress)
+        yield from zip(parts, ended, strict=True)
         return
     for number, config in enumerate(parts, start=1):
         if len(parts) > 1:
@@ -70,10 +71,10 @@ def _run(
             say(f"part {number} of {len(parts)}: {network} on {config.data.dataset}, {config.stream.setting}")
         try:
             with ResultStore(config.store) as store, ProgressDisplay(on_note=on_note) as progress:
-                ended: Outcome | TrustError = sweep(config, store, progress=progress, retry=retry)
+                keys: tuple[CellKey, ...] | TrustError = sweep(config, store, progress=progress, retry=retry)
         except REFUSALS as error:
-            ended = error
-        yield config, ended
+            keys = error
+        yield config, keys
 
 
 def export(cells: Sequence[Cell], path: Path) -> None:

@@ -56,7 +56,7 @@ def run(arguments: Namespace) -> None:
     for part in parts:
         methods = ", ".join(method.name for method in part.methods)
         say(f"  {part.model.checkpoint}: {methods}; {counted(len(part.stream.seeds), 'seed')}")
-    # So small a network does not fill several cores, but it fills one: hence a process per core.
+    # The network is too small to use several cores: one process per core is faster.
     processes = min(MAX_PROCESSES, torch.get_num_threads()) if choose_device(first.device).type == "cpu" else 1
     cells, problems = run_parts(parts, engine=partial(run_in_processes, processes=processes) if processes > 1 else None)
     page = out / "report.html"

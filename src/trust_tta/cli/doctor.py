@@ -1,4 +1,4 @@
-"""`trust-tta doctor`: what this machine can run, and whether its results are right."""
+"""`trust-tta doctor`: versions, extras and data of this machine, and a self-check of its scan backends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Print the findings; a backend that disagrees with the reference is a failure."""
+    """Print the findings; fails if a backend disagrees with the reference."""
     from trust_tta.ops.selfcheck import TOLERANCE, check_backend, unusable_backends, usable_backends
 
     _section("versions", versions())
@@ -68,7 +68,7 @@ def run(arguments: Namespace) -> None:
 
 
 def compile_kernels() -> list[tuple[str, str]]:
-    """Compile the kernels of this machine's CPU, and those of its GPU in processes side by side; seconds of each."""
+    """Compile the kernels of the CPU, and those of the GPU in parallel processes; returns the seconds of each."""
     import torch
 
     from trust_tta.bench.startup import fill_gpu_caches
@@ -104,7 +104,7 @@ def versions() -> list[tuple[str, str]]:
 
 
 def shipped() -> list[tuple[str, str]]:
-    """The network and the images that ship with the package, each checked against its pinned hash."""
+    """The network and the images that ship with the package, checked against their hashes."""
     from trust_tta.data.sample import load_sample
     from trust_tta.models.checkpoint import Checkpoint
     from trust_tta.models.pretrained import PRETRAINED
@@ -124,7 +124,7 @@ def found_data(root: Path) -> list[tuple[str, str]]:
 
 
 def describe_extra(extra: str, package: str, use: str) -> str:
-    """The version of a package that can be imported; else that it is missing, or the error of its import."""
+    """The version of an extra's package, or why it cannot be imported."""
     if not available(package):
         return f"missing ({use}); pip install 'trust-tta[{extra}]'"
     for name in (*_IMPORTED_FIRST.get(package, ()), package):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, use_passive_threads
 from trust_tta.cli.output import ProgressDisplay, try_folder
-from trust_tta.cli.train import add_data_arguments, conclude
+from trust_tta.cli.train import add_data_arguments, print_result
 
 EXAMPLES = """\
   trust-tta finetune --checkpoint vmamba_tiny_s1l8_imagenet --data cifar10 --root data --out runs/tiny_cifar10
@@ -60,4 +60,4 @@ def run(arguments: Namespace) -> None:
             device=choose_device(arguments.device),
             progress=progress,
         )
-    conclude(trained, arguments)
+    print_result(trained, arguments, arguments.target)

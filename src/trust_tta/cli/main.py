@@ -1,7 +1,7 @@
-"""The command `trust-tta`: the parser, the exit codes, and one line for every mistake.
+"""The command `trust-tta`: its parser and exit codes.
 
-Exit codes: 0 done; 1 failed (the machine could not do it); 2 misused (the command line, or something that it
-names, cannot be used); 130 interrupted. Only an error of trust-tta itself shows a traceback.
+0 done; 1 failed (the machine could not do it); 2 misused (the command line, or something that it names, cannot be
+used); 130 interrupted. Only a defect of trust-tta itself shows a traceback.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import signal
 import sys
 import threading
 import warnings
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
-from typing import NoReturn, Protocol, cast
+from types import FrameType, ModuleType
+from typing import NoReturn
 
 from trust_tta import __version__
 from trust_tta.errors import CheckpointError, ConfigError, DataError, ShapeError, TrustError
 from trust_tta.report.text import safe_line
 
-# To add a command: write trust_tta/cli/<name>.py with the members of `Command`, and describe it here in one line.
+# To add a command: write trust_tta/cli/<name>.py, see `load_command`, and describe it here in one line.
 COMMANDS = {
     "demo": "see it work: the shipped VMambas on shipped images, four corruptions, five methods, tables and a report",
     "bench": "run methods on the domains of a data set, resumable, into a results store",
@@ -42,19 +42,6 @@ COMMANDS = {
 }
 
 MISUSES = (CheckpointError, ConfigError, DataError, ShapeError)
-
-
-class Command(Protocol):
-    """The interface of a command's module, which imports nothing heavy before `run`, so that --help is instant.
-
-    `KEPT`, if there is one, says what remains of an interrupted run, which the same command then continues.
-    """
-
-    EXAMPLES: str
-
-    def add_arguments(self, parser: ArgumentParser, /) -> None: ...
-
-    def run(self, arguments: Namespace, /) -> None: ...
 
 
 class Parser(ArgumentParser):
@@ -88,12 +75,16 @@ class Parser(ArgumentParser):
             raise argparse.ArgumentError(None, f"unknown {name} {value!r}; {did_you_mean(value, action.choices)}")
 
 
-def load_command(name: str) -> Command:
-    return cast(Command, importlib.import_module(f"trust_tta.cli.{name}"))
+def load_command(name: str) -> ModuleType:
+    """The module of a command, with `EXAMPLES`, `add_arguments(parser)` and `run(arguments)`.
+
+    `KEPT`, if there is one, says what remains of an interrupted run. Heavy imports belong into `run`.
+    """
+    return importlib.import_module(f"trust_tta.cli.{name}")
 
 
 def build_parser(commands: Iterable[str] = tuple(COMMANDS)) -> Parser:
-    """The parser of all commands, with the flags of those named: importing a command's module takes time."""
+    """The parser of all commands, with the flags of those in `commands` alone, to save imports."""
     parser = Parser(
         prog="trust-tta",
         description="Test-time adaptation of vision state-space models: VMamba, TRUST and its baselines.",
@@ -137,8 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         kept = getattr(load_command(words[0]), "KEPT", "") if words and words[0] in COMMANDS else ""
         start = f"{kept}; to continue" if kept else "to start over"
         return _fail(f"interrupted; {start}: {shlex.join(['trust-tta', *words])}", 130)
-    except BrokenPipeError:  # the reader went away, as with `| head`
-        _give_up_output()
+    except BrokenPipeError:  # as with `| head`
+        _flush_output()
         return 1
     except OSError as error:
         if error.errno is None:  # not from the system: a defect
@@ -149,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end a command as Ctrl-C does: claims are released, workers ended, finished cells exported."""
+    """Raise KeyboardInterrupt on SIGTERM, so that commands clean up as after Ctrl-C."""
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)  # a second one must not disturb the cleanup
@@ -166,13 +157,13 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 
 def _fail(message: str, code: int) -> int:
-    _give_up_output()
+    _flush_output()
     print("trust-tta:", safe_line(" ".join(message.split())), file=sys.stderr)
     return code
 
 
-def _give_up_output() -> None:
-    """Flush the output; what cannot be written must not raise again at exit."""
+def _flush_output() -> None:
+    """Flush stdout; drop what cannot be written, which would raise again at exit."""
     try:
         sys.stdout.flush()
     except OSError:

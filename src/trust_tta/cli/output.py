@@ -1,4 +1,4 @@
-"""Output of commands: lines, progress, and checks that files can be written."""
+"""Output of commands: lines, progress, and checks that output paths can be written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def try_folder(flag: str, path: str | os.PathLike[str]) -> Path:
 
 
 def try_file(flag: str, path: str | os.PathLike[str]) -> Path:
-    """Refuse a file that cannot be written, and folders and devices in its place."""
+    """Refuse a path where no file can be written."""
     file = Path(path).expanduser()
     if file.exists() and not file.is_file():
         raise TrustError(f"{flag} {path}: this is a folder or a device; give the name of a file")
@@ -61,7 +61,7 @@ def _try(what: str, folder: Path) -> None:
 
 
 class ProgressDisplay(Progress):
-    """Shows progress on stderr and notes on stdout, and calls `on_note` after each. Use it as a context manager."""
+    """A context manager that shows progress on stderr and notes on stdout, and calls `on_note` after each note."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ProgressDisplay(Progress):
         self._bars: Bars | None = None
         self._task: TaskID | None = None
         self._total: int | None = None
-        self._what: str | None = None  # None: no steps
+        self._what: str | None = None  # None: not started
         self._done = 0
         self._begun = self._last = 0.0
         self._first: tuple[float, int] | None = None  # when the first steps were done, and how many
@@ -118,10 +118,7 @@ class ProgressDisplay(Progress):
         self._bars = self._task = self._what = None
 
     def _line(self) -> str:
-        """`training: 12 of 40, 31 s, about 73 s left`, or `48 %, about 78 s left`.
-
-        The rate is that since the first step: imports and the like come before it.
-        """
+        """`training: 12 of 40, 31 s, about 73 s left`, or `48 %, about 78 s left`, at the rate since the first step."""
         if self._what:
             count = f"{self._done} of {self._total}" if self._total else str(self._done)
             line = f"{self._what}: {count}, {self._last - self._begun:.0f} s"
@@ -135,24 +132,16 @@ class ProgressDisplay(Progress):
 
 
 def _bars(stream: TextIO, *, counted: bool) -> Bars:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn() if counted else TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+    return progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn() if counted else progress.TaskProgressColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
         console=Console(file=stream),
         transient=True,
-        redirect_stdout=sys.stdout.isatty(),  # redirected output stays where the user sent it
+        redirect_stdout=sys.stdout.isatty(),  # stdout in a file or pipe must stay there
     )

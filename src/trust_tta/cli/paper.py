@@ -11,7 +11,7 @@ from pathlib import Path
 import trust_tta
 from trust_tta.cli.arguments import use_passive_threads
 from trust_tta.cli.output import say
-from trust_tta.errors import CheckpointError, ConfigError, DataError, TrustError
+from trust_tta.errors import ConfigError, TrustError
 
 EXAMPLES = """\
   trust-tta paper                               list them, and what each needs
@@ -21,8 +21,7 @@ EXAMPLES = """\
 FOLDER = "configs/paper"
 _HEADER = re.compile(r"# (?P<place>[^:\n]+): (?P<about>[^\n]+)\n# (?P<needs>Needs [^\n]+)\n")
 
-
-RANKED = {"standard": ("Figure 11", "mean entropy of the 24 orders")}  # what `trust-tta rank` makes of a configuration
+RANKED = {"standard": ("Figure 11", "mean entropy of the 24 orders")}  # where the paper also ranks the orders
 RANKED_ORDERS = 6
 
 
@@ -79,8 +78,9 @@ def run(arguments: Namespace) -> None:
 
 
 def run_item(item: PaperExperiment, *, small: bool, root: str) -> list[str]:
-    """Run a configuration, rank the orders where the paper does, and write the page; a line for each problem."""
+    """Run a configuration, rank the orders if the paper does, and write the page; returns a line for each problem."""
     from trust_tta.bench.parsing import read_parts
+    from trust_tta.bench.processes import REFUSALS
     from trust_tta.cli.cells import run_parts
     from trust_tta.cli.rank import rank
     from trust_tta.report.model import read_report
@@ -90,14 +90,14 @@ def run_item(item: PaperExperiment, *, small: bool, root: str) -> list[str]:
     try:
         parts = read_parts(item.path, {"data": {"root": root}}, small=small)
         cells, problems = run_parts(parts)
-    except (CheckpointError, ConfigError, DataError) as error:
+    except REFUSALS as error:
         return [str(error)]
     store = Path(parts[0].store)
     records = store.with_name(f"{store.stem}-orders")
     if item.name in RANKED:
         try:
             rank(parts, k=RANKED_ORDERS, out=records)
-        except (CheckpointError, ConfigError, DataError) as error:
+        except REFUSALS as error:
             problems.append(f"{RANKED[item.name][0]}: {error}")
     if cells:
         page = store.with_suffix(".html")
@@ -108,7 +108,7 @@ def run_item(item: PaperExperiment, *, small: bool, root: str) -> list[str]:
 
 
 def shipped() -> Path:
-    """The folder of the paper's configurations: in the current clone, the package, or the clone it runs from."""
+    """The folder of the paper's configurations: below the working directory, in the package, or in its clone."""
     package = Path(trust_tta.__file__).parent
     places = (Path(FOLDER), package / "assets" / "paper", package.parents[1] / FOLDER)
     return next((place for place in places if place.is_dir()), places[0])

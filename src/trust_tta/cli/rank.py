@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trust_tta.cli.arguments import add_run_arguments, read_experiments, use_passive_threads
+from trust_tta.cli.arguments import add_run_arguments, schema_values, use_passive_threads
 from trust_tta.cli.output import ProgressDisplay, say, try_file, try_folder
 from trust_tta.errors import ConfigError
 
@@ -41,7 +41,11 @@ def run(arguments: Namespace) -> None:
         raise ConfigError(f"--k {arguments.k}: there are 24 orders, give 1 to 24")
     if arguments.json:
         (try_file if arguments.json.endswith(".json") else try_folder)("--json", arguments.json)
-    parts = read_experiments(arguments, methods=["source"])
+    from trust_tta.bench.config import RunConfig
+    from trust_tta.bench.parsing import read_parts
+
+    flags = {**schema_values(arguments, RunConfig), "methods": ["source"]}
+    parts = read_parts(arguments.config, flags, small=arguments.small)
     if len(parts) > 1 and (arguments.json or "").endswith(".json"):
         names = ", ".join(part.data.dataset for part in parts)
         raise ConfigError(
@@ -51,9 +55,9 @@ def run(arguments: Namespace) -> None:
 
 
 def rank(parts: Sequence[RunConfig], *, k: int, out: Path | None) -> None:
-    """Print the ranking of each experiment; write the mean to `out`.json, or records to a folder.
+    """Print the ranking of each experiment.
 
-    The folder gets a record for each domain of one experiment, or for each of several experiments.
+    `out` is a JSON file for the mean, or a folder for a record of each domain, or of each of several experiments.
     """
     from trust_tta.bench.experiment import rank_domains
     from trust_tta.report.text import printable
@@ -80,13 +84,13 @@ def rank(parts: Sequence[RunConfig], *, k: int, out: Path | None) -> None:
 
 
 def with_limit(config: RunConfig) -> RunConfig:
-    """The experiment, on DEFAULT_LIMIT images per domain if it sets no limit itself."""
+    """The experiment with DEFAULT_LIMIT images per domain, unless it sets a limit."""
     data = config.data
     return config if data.limit is not None else config.changed(data=data.changed(limit=DEFAULT_LIMIT))
 
 
 def heat_map(mean: EntropyByOrder, domains: Sequence[EntropyByOrder], *, shades: str) -> str:
-    """A line for each order, ascending: mean entropy, a bar, a shade for each domain; the chosen ones are marked."""
+    """A line for each order: `*` if chosen, its mean entropy, a bar, and a shade for each domain."""
     found = [record.by_order for record in domains]
     values = [value for record in domains for value in record.entropy]
     low, high = min(values), max(values)

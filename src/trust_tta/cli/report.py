@@ -40,7 +40,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Print and write the tables, figures and page of a store."""
     from trust_tta.report.figures import write_figures
     from trust_tta.report.formats import group_text, write_tables
     from trust_tta.report.model import read_report

@@ -107,7 +107,7 @@ def _serve_on_cluster(
     token: str,
     on_ready: Callable[[], None],
 ) -> None:
-    """Run replicas over the service's folder, which stays locked, until SIGTERM or SIGINT."""
+    """Serve replicas until SIGTERM or SIGINT; `service` keeps their folder locked."""
     from trust_tta.distributed.cluster import connected
     from trust_tta.distributed.serving import ReplicaConfig, resources_per_replica, serve_until_signal
 
@@ -128,7 +128,7 @@ def _serve_on_cluster(
 
 
 def _check(arguments: Namespace) -> None:
-    """Refuse what can be refused before PyTorch is loaded."""
+    """Check the flags that can be checked before PyTorch is imported."""
     from trust_tta.methods.registry import METHODS
     from trust_tta.plugins import resolve
 
@@ -143,7 +143,7 @@ def _check(arguments: Namespace) -> None:
 
 
 def _read_token(arguments: Namespace) -> str | None:
-    """The token that was given; one that no HTTP header can carry is refused."""
+    """The token of the flag or the environment, checked to fit into an HTTP header."""
     token = arguments.token or os.environ.get(TOKEN_VARIABLE)
     if token and not re.fullmatch("[!-~]+", token):
         where = "--token" if arguments.token else TOKEN_VARIABLE
@@ -162,13 +162,8 @@ def _network_source(arguments: Namespace) -> NetworkSource:
         checkpoint = str(Path(checkpoint).resolve())
     classes = read_class_names(arguments.classes) if arguments.classes else None
     source = NetworkSource(checkpoint, arguments.model, arguments.preprocessing, classes)
-    folder = Path(arguments.reference or "")
-    if (
-        classes is None
-        and arguments.reference
-        and folder.is_dir()
-        and any(entry.is_dir() for entry in folder.iterdir())
-    ):
+    folder = Path(arguments.reference or os.devnull)
+    if classes is None and folder.is_dir() and any(entry.is_dir() for entry in folder.iterdir()):
         opened, names = source.open(), read_class_names(folder)
         if opened.classes is None and opened.num_classes == len(names):
             return replace(source, classes=names)
@@ -186,12 +181,10 @@ def _make_service(arguments: Namespace, source: NetworkSource, folder: Path) -> 
     settings = Settings() if arguments.batch_size is None else Settings(batch_size=arguments.batch_size)
     options = OPTIONS.get(arguments.method) if arguments.demo else None
     device = choose_device(arguments.device)
-    # Kernels are compiled before the service says that it is ready.
-    warm_up: tuple[int, ...] = (WARM_UP_IMAGES,)
-    if device.type == "cpu":
+    on_gpu = device.type != "cpu"
+    warm_up = (1, WARM_UP_IMAGES, settings.batch_size) if on_gpu else (WARM_UP_IMAGES,)
+    if not on_gpu:  # kernels are compiled before the service reports that it is ready
         load_all()
-    else:
-        warm_up = (1, WARM_UP_IMAGES, settings.batch_size)
     network = open_network(source, arguments.method, options=options, device=device, warm_up=warm_up)
     service = Service(network, folder, guard=GUARD if arguments.demo else None, settings=settings)
     if arguments.reference and not service.calibrated:

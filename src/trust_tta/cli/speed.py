@@ -43,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Measure, print, write; a backend that fails its self-check is not timed and makes the run fail."""
+    """Measure, print and write; fails if a backend fails its self-check, which is then not timed."""
     use_passive_threads()
     out = try_file("--out", arguments.out or time.strftime("runs/speed-%Y%m%d-%H%M%S.json"))
     from trust_tta.atomic import write_whole
@@ -68,7 +68,7 @@ def run(arguments: Namespace) -> None:
 
 
 def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
-    """The defaults of the device, with the values of the flags."""
+    """The defaults of the device, changed by the flags."""
     from trust_tta.bench.speed import SpeedSettings, default_settings
     from trust_tta.config_io import read_class_names
     from trust_tta.preprocessing import find_preset
@@ -92,7 +92,6 @@ def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
 
 
 def show(record: dict[str, Any]) -> None:
-    """The record as tables and a few lines."""
     from trust_tta.report.formats import plain_table, to_text
 
     rows, facts = record["rows"], record["facts"]
@@ -112,7 +111,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def timing_table(rows: Sequence[Record], sizes: Sequence[str], *, rates: bool = False) -> str:
-    """The times of rows in ms, with `rates` also images per second and memory; the failures below."""
+    """A table of times in ms, with `rates` also of images per second and memory, and the failures below it."""
     from trust_tta.report.formats import plain_table, to_text
 
     titles = ["", "scan", "dtype", *("length" if name == "size" else name for name in sizes)]

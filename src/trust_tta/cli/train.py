@@ -58,7 +58,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_data_arguments(parser: ArgumentParser) -> None:
-    """The flags that `train` and `finetune` share."""
     add = parser.add_argument
     add("--data", required=True, metavar="NAME", help="cifar10, cifar100, pacs, folder, or one with segmentation masks")
     add("--root", default="data", metavar="FOLDER", help="folder of the data set (default: data)")
@@ -92,10 +91,12 @@ def run(arguments: Namespace) -> None:
             ended = train_in_parallel(trainings, processes=arguments.processes or 1, progress=progress)
         else:
             ended = [trainings[0].run(progress)]
+    failed = []
     for target, end in zip(targets, ended, strict=True):
-        if not isinstance(end, TrustError):
-            conclude(end, Namespace(**{**vars(arguments), "target": target}))
-    failed = [f"{target}: {end}" for target, end in zip(targets, ended, strict=True) if isinstance(end, TrustError)]
+        if isinstance(end, TrustError):
+            failed.append(f"{target}: {end}")
+        else:
+            print_result(end, arguments, target)
     if failed:
         raise TrustError("; ".join(failed))
 
@@ -151,18 +152,12 @@ def _training(
 
 
 def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:
-    """The file, then the flags, over defaults that fit the data and the size; all mistakes in one line."""
+    """The recipe of the file and the flags, with the defaults of the data; one error lists all mistakes."""
     from trust_tta.models.variants import VARIANTS
     from trust_tta.plugins import resolve
-    from trust_tta.training.recipe import (
-        SegmentationRecipe,
-        TrainRecipe,
-        is_segmentation,
-        recipe_for,
-        segmentation_recipe,
-    )
+    from trust_tta.training import recipe as recipes
+    from trust_tta.training.recipe import SegmentationRecipe, TrainRecipe
 
-    recipe: TrainRecipe | SegmentationRecipe
     flags = schema_values(arguments, TrainRecipe) | schema_values(arguments, SegmentationRecipe)
     mistakes, given = [], (read_toml(arguments.recipe) if arguments.recipe else {}) | flags
     if "drop_path" in dict(arguments.set):
@@ -174,11 +169,10 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:
     except ConfigError as error:
         mistakes.append(str(error))
     try:
-        recipe = (
-            segmentation_recipe(given, where=arguments.recipe or "")
-            if is_segmentation(arguments.data)
-            else recipe_for(arguments.data, given, size=arguments.size, where=arguments.recipe or "")
-        )
+        if recipes.is_segmentation(arguments.data):
+            recipe: TrainRecipe | SegmentationRecipe = recipes.segmentation_recipe(given, where=arguments.recipe or "")
+        else:
+            recipe = recipes.recipe_for(arguments.data, given, size=arguments.size, where=arguments.recipe or "")
     except ConfigError as error:
         mistakes.append(str(error))
     if mistakes:
@@ -186,24 +180,19 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:
     return recipe
 
 
-def conclude(trained: TrainedFiles, arguments: Namespace) -> None:
-    """Print how good the network is, where it is, and a command that tries it."""
+def print_result(trained: TrainedFiles, arguments: Namespace, target: str | None) -> None:
+    """Print the score, the path of the weights, and a command that runs them."""
     from trust_tta.training.recipe import is_segmentation
 
-    images = f"{trained.record['measured_on']} images"
-    score = f"{100 * trained.accuracy:.2f} %"
-    say(
-        f"the mean IoU on {images} is {score}"
-        if is_segmentation(arguments.data)
-        else f"the accuracy on the {images} is {score}"
-    )
+    score = "the mean IoU on" if is_segmentation(arguments.data) else "the accuracy on the"
+    say(f"{score} {trained.record['measured_on']} images is {100 * trained.accuracy:.2f} %")
     dataset = arguments.data.lower()
     words = ["trust-tta", "bench", "--checkpoint", str(trained.weights)]
     if dataset == "cifar10":
         words += ["--dataset", "sample"]  # shipped test images, corrupted as they are read
     else:
         words += ["--dataset", dataset, "--root", arguments.root]
-    if arguments.target:
-        words += ["--domains", arguments.target]
+    if target:
+        words += ["--domains", target]
     command = shlex.join([*words, "--methods", "source,tent,trust"])
     say(f"the network is in {trained.weights}; next: {command}")

@@ -1,4 +1,4 @@
-"""A Ray cluster: one on this machine alone, on loopback and behind a token, or one that is already running."""
+"""Connect to a running Ray cluster, or start one on this machine, on loopback and with a token."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, log
 
 @contextmanager
 def connected(address: str | None = None, *, cpus: int | None = None) -> Iterator[ModuleType]:
-    """Ray, connected to the cluster at `address` ("auto", or HOST:PORT of its head), or to one started here.
+    """Connect Ray to the cluster at `address` ("auto", or HOST:PORT of its head), or start one; yields the module.
 
-    A cluster started here has `cpus` (default: all), listens on loopback alone and ends with this context.
+    A cluster started here has `cpus` (default: all), listens on loopback only and ends with this context.
     """
     if address is not None:
         _check_address(address)
@@ -56,7 +56,7 @@ def connected(address: str | None = None, *, cpus: int | None = None) -> Iterato
 
 
 def _keep_private() -> None:
-    """Settings of the cluster that this process starts: loopback, a token that is never written down, no telemetry."""
+    """Set the environment of a cluster started here: loopback, a token kept in memory, no telemetry."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # workers are not nicer than local processes
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the future default, without a warning
@@ -69,7 +69,7 @@ def _keep_private() -> None:
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address where nothing answers before Ray, which waits for a minute, tries it."""
+    """Refuse an address where nothing answers: Ray itself would wait for a minute."""
     if address == "auto":
         return
     host, colon, port = address.rpartition(":")
@@ -82,7 +82,7 @@ def _check_address(address: str) -> None:
 
 
 def _try_joining(address: str) -> None:
-    """Join in a separate process first: something other than a cluster may make Ray wait, or end the process."""
+    """Join from a separate process first: Ray may hang, or end the process, if no cluster answers."""
     command = [sys.executable, "-c", _JOIN, address]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS, check=False)
@@ -94,7 +94,7 @@ def _try_joining(address: str) -> None:
 
 
 def _explain(output: str) -> str:
-    """One line about the last error in the output of a process, with a remedy."""
+    """The last error in the output of a process in one line, with a remedy."""
     lowered = output.lower()
     if "version mismatch" in lowered:
         mine = f"Ray {require('ray', extra='ray').__version__} and Python {platform.python_version()}"
@@ -108,7 +108,7 @@ def _explain(output: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions that must be the same on every node for results to be the same."""
+    """The versions that must be the same on every node."""
     import numpy
     import torch
 

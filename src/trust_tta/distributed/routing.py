@@ -12,25 +12,23 @@ Release = Callable[[int, str], Awaitable[None]]
 
 
 def home_of(stream: str, replicas: Iterable[int]) -> int | None:
-    """The replica with the highest hash for the stream: when one is lost, only its own streams move."""
+    """The replica with the highest hash for the stream."""
     return max(replicas, key=lambda number: hashlib.sha256(f"{number}:{stream}".encode()).digest(), default=None)
 
 
 @dataclass(eq=False)
 class _Assignment:
-    """The replica of a stream. `pending`: requests that it is answering now."""
-
     replica: int | None = None
-    pending: int = 0
+    pending: int = 0  # requests in progress
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class StreamRouter:
-    """The replica of every stream. `live`: the replicas that answer.
+    """The replica of every stream; `live` are the replicas that answer.
 
-    A stream moves when its home changes: new requests wait until those in progress are answered and its replica has
-    released it; there is nothing to wait for where the replica is lost.
+    When the home of a stream changes, new requests wait until those in progress are answered and the old replica has
+    released the stream, or is lost.
     """
 
     def __init__(self, release: Release) -> None:
@@ -43,14 +41,12 @@ class StreamRouter:
         return None if found is None else found.replica
 
     def assign(self, stream: str, replica: int) -> None:
-        """Record that a replica has the stream."""
         self._assignments.setdefault(stream, _Assignment()).replica = replica
 
     def forget(self, stream: str) -> None:
         self._assignments.pop(stream, None)
 
     def lose(self, replica: int) -> None:
-        """Record that a replica is lost, with all its streams."""
         self.live.discard(replica)
         for assigned in self._assignments.values():
             if assigned.replica == replica:
@@ -58,7 +54,7 @@ class StreamRouter:
 
     @asynccontextmanager
     async def visit(self, stream: str) -> AsyncIterator[int | None]:
-        """The replica that has the stream for as long as the context lasts; None where none is live."""
+        """Yield the replica of the stream, which keeps it inside the context; None if no replica is live."""
         assigned = self._assignments.setdefault(stream, _Assignment())
         async with assigned.lock:
             if assigned.replica != home_of(stream, self.live):

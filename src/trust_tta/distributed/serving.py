@@ -1,7 +1,7 @@
 """The service on a Ray cluster: replicas that hold the streams, and the HTTP ingress that routes requests to them.
 
-Streams are pinned to replicas, each a Ray Serve application of its own: Serve would spread the requests of one stream
-over all replicas of an application. They share a folder: if one is lost, others continue its streams from snapshots.
+Each replica is a Ray Serve application, since Serve would spread the requests of a stream over all replicas of one
+application. Replicas share a folder: if one is lost, others continue its streams from snapshots.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ log = logging.getLogger("trust_tta.distributed")
 
 @dataclass(frozen=True)
 class ReplicaConfig:
-    """The configuration of every replica. Files and folder must exist, under the same paths, on every node."""
+    """The configuration of the replicas; files and folder must exist under the same paths on every node."""
 
     source: NetworkSource
     method: str
@@ -79,14 +79,14 @@ class ReplicaConfig:
 
 
 def resources_per_replica(resources: Mapping[str, float], replicas: int, *, device: str) -> dict[str, Any]:
-    """Ray resources of one replica: half of its part, at most half a CPU and GPU, to leave room for more."""
+    """Resources of one replica: half of its share, at most half a CPU and GPU, to leave room for more replicas."""
     cpus, gpus = (resources.get(kind, 0.0) / replicas for kind in ("CPU", "GPU"))
     claims = {"cpus": min(1.0, cpus) / 2, "gpus": min(1.0, gpus) / 2 if device != "cpu" else 0.0}
     return claims | {"threads": max(1, int(cpus))}
 
 
 class ServiceReplica:
-    """A service without a port, which holds the streams that the ingress routes to it."""
+    """A service without a port; the ingress calls it."""
 
     def __init__(self, config: ReplicaConfig, number: int) -> None:
         log_as_json()
@@ -95,7 +95,7 @@ class ServiceReplica:
         self.service = Service(config.open_network(), folder, settings=config.settings, streams=config.streams)
 
     def check_health(self) -> None:
-        """Called by Serve, which replaces a replica whose engine has died."""
+        """Called by Serve, which replaces a replica that raises."""
         if not self.service.ready:
             raise RuntimeError("the engine does not run")
 
@@ -118,7 +118,6 @@ class ServiceReplica:
         return self.service.predict(images, stream=stream, adapt=adapt)
 
     def poll(self) -> dict[str, Any]:
-        """Its process and its streams."""
         return {"pid": os.getpid(), "streams": self.service.streams.loaded}
 
 
@@ -148,7 +147,6 @@ def replica_handle(number: int) -> Any:
 
 
 def replica_numbers(*, running: bool = False) -> list[int]:
-    """The numbers of all replicas, or of those that run."""
     from ray import serve
 
     found = {_REPLICA.fullmatch(name): app for name, app in serve.status().applications.items()}
@@ -159,11 +157,11 @@ def replica_numbers(*, running: bool = False) -> list[int]:
 
 
 class ReplicaLostError(Exception):
-    """A replica that no longer answers, or not in time."""
+    """A replica that does not answer in time."""
 
 
 class ReplicatedService:
-    """The interface of `serve.service.Service` over replicas. Coroutines run in the event loop that calls `start`."""
+    """`serve.service.Service` on replicas; coroutines run in the event loop that calls `start`."""
 
     def __init__(self, config: ReplicaConfig, info: NetworkInfo) -> None:
         self.config, self.network, self.settings = config, info, config.settings
@@ -192,7 +190,6 @@ class ReplicatedService:
         return (Path(self.config.folder) / REFERENCE_FILE).exists()
 
     def follow(self, number: int) -> None:
-        """Poll a replica from now on."""
         self._handles[number] = replica_handle(number)
         self._lost[number] = asyncio.Event()
         self._tasks.append(asyncio.get_running_loop().create_task(self._watch(number)))
@@ -211,7 +208,7 @@ class ReplicatedService:
             await asyncio.sleep(PAUSE)
 
     async def _join(self, number: int, streams: Sequence[str]) -> None:
-        """Add a replica that has started or is back; it releases the streams that others have by now."""
+        """Add a started or recovered replica, which releases the streams that others hold by now."""
         self._lost[number].clear()
         for stream in streams:
             if self.router.replica_of(stream) in (None, number):
@@ -228,7 +225,7 @@ class ReplicatedService:
         self._lost[number].set()
 
     async def _call(self, number: int, what: str, *given: Any, seconds: float) -> Any:
-        """Call a replica; its refusal is raised here."""
+        """Call a replica; raises its refusals."""
         from ray.exceptions import RayError, RayTaskError
         from ray.serve.exceptions import RayServeException
 
@@ -247,7 +244,7 @@ class ReplicatedService:
         return value
 
     async def _ask(self, number: int, what: str, *given: Any) -> Any:
-        """Call a replica unless it is lost meanwhile; clients time out before a slow replica counts as lost."""
+        """Call a replica; raises ReplicaLostError as soon as it is lost, or long after clients have timed out."""
         seconds = ANSWER_SECONDS + POLL_SECONDS
         call = asyncio.ensure_future(self._call(number, what, *given, seconds=seconds))
         lost = asyncio.ensure_future(self._lost[number].wait())
@@ -264,7 +261,7 @@ class ReplicatedService:
             lost.cancel()
 
     async def _ask_holder(self, stream: str, what: str, *given: Any) -> Any:
-        """Call the replica that has a stream, or the next one if it is lost."""
+        """Call the replica of a stream, or its next one if that is lost."""
         for _ in range(TRIES):
             async with self.router.visit(stream) as number:
                 if number is None:
@@ -276,7 +273,6 @@ class ReplicatedService:
         raise RequestError(503, "no replica answers at the moment; try again", retry_after=2)
 
     async def _ask_live(self, what: str, *given: Any) -> dict[int, Any]:
-        """The answers of all live replicas, by number."""
         numbers = sorted(self.router.live)
         found = await asyncio.gather(*(self._ask(n, what, *given) for n in numbers), return_exceptions=True)
         for answer in found:
@@ -295,7 +291,7 @@ class ReplicatedService:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def ask_all(self, what: str, *given: Any) -> dict[int, Any]:
-        """The answers of all live replicas, for callers in other threads; blocks."""
+        """The answers of all live replicas, for callers in other threads."""
         return self._soon(self._ask_live(what, *given)).result(ANSWER_SECONDS)
 
     def _ask_for(self, stream: str, what: str, *given: Any) -> Future[Any]:
@@ -307,7 +303,7 @@ class ReplicatedService:
         return self._ask_for(stream, "predict", stream, images, adapt)
 
     def give_feedback(self, labels: Sequence[tuple[str, int]]) -> list[Feedback | None]:
-        """Every replica stores the labels of its own predictions."""
+        """Send the labels to all replicas: each stores those of its own predictions."""
         found: list[Feedback | None] = [None] * len(labels)
         for answers in self.ask_all("give_feedback", list(labels)).values():
             found = [old or new for old, new in zip(found, answers, strict=True)]
@@ -333,7 +329,6 @@ class ReplicatedService:
         return self._ask_for(name, "read_checkpoint", name)
 
     def list_streams(self) -> list[dict[str, Any]]:
-        """Every stream, as the replica that has it describes it."""
         summaries: dict[tuple[int | None, str], dict[str, Any]] = {
             (n, entry["name"]): entry for n, entries in self.ask_all("list_streams").items() for entry in entries
         }
@@ -346,7 +341,7 @@ class ReplicatedService:
         return merge_events(self.ask_all("events", stream, limit))[-limit:]
 
     def page_updates(self, since: float) -> dict[str, Any]:
-        """The updates of all replicas; each stream as the replica that has it shows it."""
+        """The updates of all replicas, each stream once."""
         updates, replica_of = self.ask_all("page_updates", since), self.router.replica_of
         streams, names = list[dict[str, Any]](), set[str]()
         for replica, message in updates.items():
@@ -360,7 +355,7 @@ class ReplicatedService:
         return {"now": now, "names": sorted(names), "streams": streams, "events": events[-MAX_EVENTS:]}
 
     def metrics_text(self) -> bytes:
-        """The sums over all replicas and this process."""
+        """The metrics summed over all replicas and this process."""
         texts = self.ask_all("metrics_text")
         metrics = sum_metrics([self.metrics.text(), *texts.values()])
         streams = metrics.pop("trust_tta_streams", None)
@@ -374,7 +369,6 @@ class ReplicatedService:
         return as_text([*metrics.values(), *more])
 
     def replicas(self) -> list[dict[str, Any]]:
-        """Every replica: whether it is live, its process, and its streams."""
         names = stream_names(self.config.streams)
         return [
             {
@@ -394,7 +388,7 @@ def merge_events(by_replica: Mapping[int, Sequence[dict[str, Any]]]) -> list[dic
 
 
 class ReplicatedApi(Api):
-    """The routes of the service, and those for its replicas."""
+    """The API of the service, with routes that list and add replicas."""
 
     def start(self) -> None:
         super().start()
@@ -408,7 +402,7 @@ class ReplicatedApi(Api):
         return {"replicas": await asyncio.to_thread(self._replicated.replicas)}
 
     async def grow(self, request: Request) -> dict[str, Any]:
-        """Start more replicas; the streams that belong there move with their next request."""
+        """Start more replicas, to which some streams move at their next request."""
         content, present = await self._json(request), len(self._replicated.replicas())
         count = content.get("replicas") if isinstance(content, dict) else None
         if type(count) is not int or not present <= count <= MAX_REPLICAS:
@@ -447,7 +441,7 @@ def start_serving(config: ReplicaConfig, network: ServedNetwork, *, host: str, p
 
 
 def stop_serving() -> None:
-    """Close the ingress; let every replica answer what it has accepted and write its snapshots; then stop Serve."""
+    """Close the ingress, let the replicas finish their requests and write snapshots, then stop Serve."""
     from ray import serve
 
     serve.delete(NAME)
@@ -464,7 +458,7 @@ def stop_serving() -> None:
 def serve_until_signal(
     config: ReplicaConfig, network: ServedNetwork, *, host: str, port: int, replicas: int, on_ready: Callable[[], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT; then let every replica answer what it has accepted and write its snapshots."""
+    """Serve until SIGTERM or SIGINT, then stop as `stop_serving` does."""
     ended = threading.Event()
     before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -1,7 +1,7 @@
-"""Sweeps on a Ray cluster: sequences of cells are its tasks, and only the driver writes results.
+"""Sweeps on a Ray cluster: each sequence of cells is a task, a generator that yields finished cells to the driver.
 
-A task is a generator that yields each finished cell; no worker opens the store. Ray repeats the task of a worker or
-node that died, and continues with the next cell that the driver has not seen.
+Only the driver opens the store. If a worker or node dies, Ray repeats its task and yields the cells that the driver has
+not received.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ MAX_ATTEMPTS = 8  # at a sequence whose workers die: one that never fits into me
 SPARE_TASKS = 1  # queued at the cluster, so that no worker is idle
 
 Outcome: TypeAlias = FinishedCell | TrustError | str
-"""A finished cell, the reason why a worker cannot run the experiment, or the failure of the cell that was reached."""
+"""A finished cell, an error that prevents the experiment on a worker, or the message of a failed cell."""
 
 
 @dataclass(frozen=True)
 class TaskResources:
-    """The resources of one task, which runs a sequence of cells."""
+    """The resources of one task."""
 
     cpus: int = 1
     gpus: float = 0.0
@@ -81,15 +81,13 @@ def choose_resources(
 
 @dataclass(frozen=True, eq=False)
 class ExperimentPayload:
-    """An experiment as it is sent to a worker: once, however many of its sequences run there."""
-
     config: RunConfig  # with absolute paths
     plan: ExperimentPlan
     versions: Mapping[str, str]
 
 
 def run_task(payloads: list[Any], number: int, threads: int) -> Iterator[Outcome]:
-    """Run the sequence with this number as a task. `payloads` holds a reference, resolved once per worker process."""
+    """Run a sequence as a task. `payloads` is a list of one reference, which each worker process resolves once."""
     torch.set_num_threads(threads)
     try:
         experiment, provenance = _open(payloads[0])
@@ -120,7 +118,7 @@ def _open(reference: Any) -> tuple[Experiment, Provenance]:
 
 
 def _check_data(experiment: Experiment, sequence: CellSequence) -> None:
-    """Refuse images other than those that the keys of the sequence name."""
+    """Refuse images that differ from the driver's, by their fingerprints."""
     data, cells = experiment.config.data, experiment.domains_of(sequence)
     if list(fingerprints(experiment.plan, cells)) != [key.fingerprint for key in sequence.keys]:
         names = ", ".join(dict.fromkeys(cell.name for cell in cells))
@@ -133,8 +131,6 @@ def _check_data(experiment: Experiment, sequence: CellSequence) -> None:
 
 @dataclass(eq=False)
 class _SequenceTask:
-    """A submitted sequence."""
-
     number: int  # of its experiment
     index: int  # of the sequence in the plan
     unfinished: list[CellKey]
@@ -149,7 +145,7 @@ def run_on_cluster(
     max_tasks: int | None = None,
     progress: Progress = SILENT,
 ) -> dict[int, TrustError]:
-    """Run experiments on the cluster that `ray` is connected to; returns the errors of those that could not run."""
+    """Run experiments on the connected cluster; returns the errors of those that could not be run, by number."""
     del sequences  # the number of workers is that of the cluster
     with ExitStack() as stack:
         paths = dict.fromkeys(plan.config.store for plan in plans.values())
@@ -164,7 +160,7 @@ def run_on_cluster(
 
 
 class _Driver:
-    """Submits tasks and writes what they yield."""
+    """Submits tasks and writes the cells that they yield."""
 
     def __init__(
         self,
@@ -221,7 +217,7 @@ class _Driver:
     def _submit_tasks(self, max_tasks: int) -> None:
         while self.waiting and len(self.running) < max_tasks:
             number, index = self.waiting.popleft()
-            wanted = self.stores[number].claim_all(self._sequence(number, index).keys)
+            wanted = self.stores[number].claim(self._sequence(number, index).keys)
             if wanted:
                 task = self.task.remote([self.payloads[number]], index, self.resources_per_task.cpus)
                 self.running[task] = _SequenceTask(number, index, list(wanted))
@@ -266,7 +262,7 @@ class _Driver:
 
 
 def make_payload(plan: ExperimentPlan) -> ExperimentPayload:
-    """The experiment with paths that hold in a process that runs in another folder."""
+    """The experiment with absolute paths, for processes in other working directories."""
     data = plan.config.data
     given = {name: getattr(data, name) for name in ("root", "images", "labels")}
     absolute = {name: path and os.path.abspath(path) for name, path in given.items()}
@@ -276,7 +272,7 @@ def make_payload(plan: ExperimentPlan) -> ExperimentPayload:
 
 
 def worker_error(error: Exception) -> TrustError:
-    """The error that a task raised, in one line."""
+    """The error of a task as a TrustError of one line."""
     cause = getattr(error, "cause", None) or error
     if isinstance(cause, TrustError):
         return cause

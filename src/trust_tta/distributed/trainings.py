@@ -1,4 +1,4 @@
-"""Several trainings on a Ray cluster, each a task: repeated if its worker dies, it continues from its folder."""
+"""Trainings on a Ray cluster; a task that is repeated because its worker died continues from its saved epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trust_tta.training.runs import NoteForwarder, TrainedFiles, TrainingJob
 
 
 def run_training(training: TrainingJob, queue: Any) -> TrainedFiles | TrustError:
-    """Run a training as a task, on a device of its node."""
+    """Run a training as a task; the node chooses the device."""
 
     def send(line: str) -> None:
         queue.actor.put_nowait.remote(f"{training.target}: {line}")  # does not wait, and may be lost
@@ -30,7 +30,7 @@ def run_training(training: TrainingJob, queue: Any) -> TrainedFiles | TrustError
 def train_on_cluster(
     trainings: Sequence[TrainingJob], *, ray: ModuleType, resources: TaskResources, progress: Progress = SILENT
 ) -> list[TrainedFiles | TrustError]:
-    """Run trainings on the cluster that `ray` is connected to; returns the files or the error of each."""
+    """Run trainings on the connected cluster; returns the files or the error of each."""
     from ray.util.queue import Queue
 
     queue = Queue(actor_options={"num_cpus": 0, "max_restarts": -1})

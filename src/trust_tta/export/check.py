@@ -31,7 +31,7 @@ BATCH_SIZES = (1, 3, 16)  # repeated, to show that any number of images works
 
 @dataclass(frozen=True)
 class Agreement:
-    """Agreement of the exported network with PyTorch: the largest error of a logit, and the number of equal classes."""
+    """Agreement of an exported network with PyTorch."""
 
     images: int
     largest_error: float
@@ -39,7 +39,7 @@ class Agreement:
     equal_classes: int
 
     def require(self, path: Path, *, tolerance: float) -> None:
-        """Refuse a network that computes something else; a few classes may change where two were equally likely."""
+        """Raise if logits or classes differ too much; near ties may change the class of a few images."""
         same = self.equal_classes >= MIN_EQUAL * self.images
         if not (self.largest_error <= tolerance * self.largest_logit + ABSOLUTE_TOLERANCE and same):
             raise TrustError(
@@ -49,7 +49,7 @@ class Agreement:
 
 
 def comparison_images(folder: Path | None, preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """Real images (n, size, size, 3): those of a folder, or of the sample that ships with the package."""
+    """Images (n, size, size, 3) of a folder, or of the shipped sample."""
     count = 64 if preprocessing.size <= 64 else 16
     if folder is None:
         images, _ = load_sample()
@@ -58,7 +58,7 @@ def comparison_images(folder: Path | None, preprocessing: Preprocessing) -> NDAr
 
 
 def batches(images: NDArray[np.uint8], spec: InputSpec) -> Iterator[Tensor]:
-    """The images (n, size, size, 3) in batches of several sizes, and in three shapes if any are accepted."""
+    """Batches of several sizes from images (n, size, size, 3), in three shapes if the input accepts any."""
     size = images.shape[1]
     shapes = [(size, size), (3 * size // 4 + 1, size), (size, 3 * size // 2 + 1)][: 3 if spec.size is None else 1]
     for count, (height, width) in zip(cycle(BATCH_SIZES), cycle(shapes), strict=False):
@@ -69,7 +69,7 @@ def batches(images: NDArray[np.uint8], spec: InputSpec) -> Iterator[Tensor]:
 
 
 def compare(run: Run, network: torch.nn.Module, images: Iterable[Tensor]) -> Agreement:
-    """Run both over batches of images; logits (n, classes, ..)."""
+    """Run an exported file and the network on batches of images and compare their logits (n, classes, ..)."""
     errors, logits, equal = [], [], []
     with torch.inference_mode():
         for batch in images:
@@ -84,7 +84,7 @@ def compare(run: Run, network: torch.nn.Module, images: Iterable[Tensor]) -> Agr
 
 
 def accuracy(run: Run, spec: InputSpec) -> float:
-    """The percentage of the shipped CIFAR-10 images, of 32 pixels, that are classified correctly."""
+    """The accuracy in percent on the shipped CIFAR-10 images."""
     images, labels = load_sample()
     with torch.inference_mode():
         predicted = torch.cat([run(batch).argmax(1) for batch in spec.from_images(images).split(100)])
@@ -92,7 +92,7 @@ def accuracy(run: Run, spec: InputSpec) -> float:
 
 
 def open_onnx(path: Path, *, threads: int = 0) -> Run:
-    """A function that runs an ONNX file in onnxruntime, on its CPU provider alone."""
+    """A function that runs an ONNX file in onnxruntime on the CPU."""
     runtime = require("onnxruntime", extra="export")
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trust_tta.atomic import write_whole
 from trust_tta.errors import CheckpointError, ConfigError, StateError, reason_of
@@ -58,7 +58,10 @@ def save_pretrained(
     target = Path(folder)
     if method is not None:
         about |= {"adapted_by": method.name, "adapted_to": str(adapted_to)}
-        _write_adaptation(target / STATE, method, state)
+        before = {**network.state_dict(), **method.weights.source}
+        source = {name: value for name, value in before.items() if not torch.equal(value, state[name])}
+        adaptation = {"state": method.state_dict(), "source": source}  # source values of the changed weights
+        write_state(target / STATE, adaptation, about={"method": method.name, "options": _changed_options(method)})
     write_whole(target / HUB_WEIGHTS, encode_weights(state, about))
     write_whole(target / CONFIG, json.dumps({"library_name": "trust-tta", **about}, indent=1) + "\n")
     write_whole(target / CARD, _card(network, about, method))
@@ -68,14 +71,14 @@ def save_pretrained(
 def from_pretrained(
     source: str | PathLike[str], *, revision: str | None = None, device: str | torch.device = "cpu"
 ) -> nn.Module:
-    """The network in a folder, or in a repository of the hub, in evaluation mode and as it was adapted."""
+    """The network in a folder or in a repository of the hub, with its adapted weights, in evaluation mode."""
     return Checkpoint.open(hub_folder(source, revision=revision) / HUB_WEIGHTS).load(device=device)
 
 
 def adapted_from_pretrained(
     source: str | PathLike[str], *, revision: str | None = None, device: str | torch.device = "cpu"
 ) -> Method:
-    """The method that was saved: it continues where it was, and `reset` returns to the source network."""
+    """The saved method, in its adapted state; `reset` restores the source network."""
     folder = hub_folder(source, revision=revision)
     if not (folder / STATE).is_file():
         raise StateError(f"'{source}' holds a network and no adapted state; use from_pretrained")
@@ -103,10 +106,7 @@ def push_to_hub(
     private: bool | None = None,
     token: str | None = None,
 ) -> str:
-    """Save into a repository of the hub, created if it is missing; returns the URL of the commit.
-
-    By default, the token is the one that huggingface_hub finds.
-    """
+    """Save into a repository of the hub, created if missing; returns the URL of the commit."""
     library: Any = require("huggingface_hub", extra="hub")
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(module, folder, adapted_to=adapted_to, license=license)
@@ -117,14 +117,6 @@ def push_to_hub(
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message).commit_url)
         except Exception as error:  # the library raises many types
             raise CheckpointError(f"'{repo_id}' cannot be written on the hub: {reason_of(error)}") from error
-
-
-def _write_adaptation(path: Path, method: Method, adapted: Mapping[str, Tensor]) -> None:
-    """Write the options and state of a method, and the source values of the changed weights."""
-    before = {**method.shared.network.state_dict(), **method.weights.source}
-    source = {name: value for name, value in before.items() if not torch.equal(value, adapted[name])}
-    about = {"method": method.name, "options": _changed_options(method)}
-    write_state(path, {"state": method.state_dict(), "source": source}, about=about)
 
 
 def _changed_options(method: Method) -> dict[str, Any]:

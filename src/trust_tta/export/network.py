@@ -1,4 +1,4 @@
-"""The network to export: pixels in, logits out, the scan in operators that every runtime has."""
+"""The network to export, from pixels to logits, with the scan in operators that every runtime has."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class InputSpec:
 
 
 class PixelInputNetwork(nn.Module):
-    """A network with the normalization of its input in front; the given network is not changed."""
+    """A copy of a network that normalizes its input."""
 
     mean: Tensor
     std: Tensor
@@ -79,7 +79,7 @@ class PixelInputNetwork(nn.Module):
 
 
 class CellMeans(nn.Module):
-    """nn.AdaptiveAvgPool2d as two matrix products, so that ONNX has it for maps of any size."""
+    """nn.AdaptiveAvgPool2d as two matrix products, which ONNX supports for maps of any size."""
 
     def __init__(self, cells: Any) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """ONNX export with PyTorch's exporter, and custom translations of the scan and of softplus.
 
-The recurrence is one `Scan` of two operators. Unrolled in chunks, it would have twice as many nodes and be slower.
+The recurrence is one `Scan`; unrolled in chunks, it would have twice as many nodes and be slower.
 """
 
 from __future__ import annotations

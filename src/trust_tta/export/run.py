@@ -1,4 +1,4 @@
-"""From a network to a file that is known to work."""
+"""Export a network to a file and compare the file with the network."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ FORMATS = {"onnx": ".onnx", "pt2": ".pt2", "aoti": ".aoti.pt2", "safetensors": "
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written and compared. `details`: for an ONNX file, its opset and number of nodes.
+    """An exported file and its agreement with the network.
 
-    `accuracy`: in percent on the shipped images, of the network and of its int8 file; None if not compared.
+    `details`: bytes, and for an ONNX file its opset, nodes and operators. `accuracy`: in percent on the shipped images,
+    of the network and of its int8 file; None if not compared.
     """
 
     path: Path
@@ -61,7 +62,7 @@ def export_network(
     images: str | PathLike[str] | None = None,
     progress: Progress = SILENT,
 ) -> Exported:
-    """Write a network to a file that runs elsewhere; it gets its name only after a comparison with PyTorch.
+    """Write a network to a file that runs without this package, after comparing it with PyTorch.
 
     `origin`, `checkpoint`, `variant`, `preprocessing`, `classes`: see `source.load_source`.
     `out`: the file; by default named after the network.
@@ -131,7 +132,7 @@ def _compare_accuracy(
 def _write(
     source: ExportSource, to: str, file: Path, spec: InputSpec, about: dict[str, str], *, int8: bool
 ) -> check.Run:
-    """Write the network, and open the written file."""
+    """Write the network, and open the file to run it."""
     if to == "safetensors":
         file.write_bytes(encode_weights(source.network.state_dict(), about))
         written = Checkpoint.open(file)

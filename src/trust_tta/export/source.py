@@ -32,7 +32,7 @@ Origin: TypeAlias = str | PathLike[str] | nn.Module
 
 @dataclass(frozen=True, eq=False)
 class ExportSource:
-    """A network in evaluation mode, its name, and its metadata as strings."""
+    """A network in evaluation mode with its name and metadata."""
 
     network: nn.Module
     name: str
@@ -44,7 +44,7 @@ class ExportSource:
         return cast(ScanNetwork, self.network).classes
 
     def resized(self, size: int) -> ExportSource:
-        """The same for images of another size; a crop keeps the same fraction of the image."""
+        """A copy for images of another size; a crop keeps its fraction of the image."""
         old = self.preprocessing
         resize = old.resize and round(old.resize * size / old.size)
         new = parse(Preprocessing, {**dict(old), "size": size, "resize": resize}, where="preprocessing")
@@ -59,12 +59,12 @@ def load_source(
     preprocessing: Preprocessing | None = None,
     classes: tuple[str, ...] | None = None,
 ) -> ExportSource:
-    """The network that `origin` is or names.
+    """Load the network to export.
 
-    `origin`: a network, a method with its adapted weights, a known checkpoint, a file of weights, or a saved state. A
-    state is a `method.state_dict()` saved by PyTorch, a snapshot, or a folder of snapshots, of which the newest is
-    used; it does not contain the network, so `checkpoint` names the one it was adapted from. `variant`, `preprocessing`
-    and `classes` are for files that do not state theirs. None: the network `variant`, which loads its own weights.
+    `origin`: a network, a method (with its adapted weights), a known checkpoint, a file of weights, a saved state, or
+    None for the network `variant`, which loads its own weights. A state is a saved `method.state_dict()`, a snapshot,
+    or a folder of snapshots, of which the newest is used; `checkpoint` is then the network that was adapted.
+    `variant`, `preprocessing` and `classes` are for files that do not state theirs.
     """
     if isinstance(origin, Method):
         given = origin.detach()
@@ -104,7 +104,7 @@ def _from_checkpoint(checkpoint: Checkpoint) -> ExportSource:
 
 
 def _read_state(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """The state of a method in a file or folder, and the counts of its stream; None if there is no state."""
+    """The state of a method in a file or folder, and the counts of its stream; None for any other file."""
     if path.is_dir():
         with closing(Folder(path)) as folder:
             snapshot, problems = folder.newest()
@@ -119,7 +119,7 @@ def _read_state(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]] | Non
     if path.suffix in (".pt", ".pth", ".bin") and path.is_file():
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception:  # the reader of checkpoints will say what is wrong with it
+        except Exception:  # Checkpoint.open reports what is wrong with the file
             return None
         return (state, {}) if isinstance(state, dict) and {"method", "adapted", "statistics"} <= state.keys() else None
     return None
@@ -137,7 +137,7 @@ def _is_snapshot(path: Path) -> bool:
 
 @torch.no_grad()
 def _from_state(source: ExportSource, state: Mapping[str, Any], books: Mapping[str, Any]) -> ExportSource:
-    """The source with the weights and statistics of a state, all of which must fit."""
+    """Copy the weights and statistics of a state into the network of `source`; all of them must fit."""
     parameters = dict(source.network.named_parameters())
     moved = _load(parameters, state["adapted"], "weights")
     norms = {name: m for name, m in source.network.named_modules() if isinstance(m, _BatchNorm)}
@@ -160,7 +160,7 @@ def _from_state(source: ExportSource, state: Mapping[str, Any], books: Mapping[s
 
 
 def _used_statistics(norms: Mapping[str, _BatchNorm], statistics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Means and variances (channels,) by norm; where the state has a share of the stream, mixed with the source's."""
+    """Means and variances (channels,) by norm, mixed with the source's by the state's share of the stream."""
     used = {kind: dict(statistics.get(kind) or {}) for kind in ("mean", "variance")}
     for name, share in (statistics.get("share") or {}).items():
         norm, mean, variance = norms.get(name), used["mean"].get(name), used["variance"].get(name)
@@ -174,7 +174,7 @@ def _used_statistics(norms: Mapping[str, _BatchNorm], statistics: Mapping[str, A
 
 
 def _correct_bias(network: nn.Module, extra: Mapping[str, Any]) -> int:
-    """Subtract the classes' bias that tide has found from the bias of the classifier; returns how many changed."""
+    """Subtract tide's estimate of the class bias from the classifier's bias; returns the number of changed tensors."""
     scores, spread = extra.get("scores"), extra.get("spread")
     layers = classifiers(network)
     bias = layers[0].bias if len(layers) == 1 and isinstance(layers[0], nn.Linear) else None
@@ -187,7 +187,7 @@ def _correct_bias(network: nn.Module, extra: Mapping[str, Any]) -> int:
 
 
 def _load(targets: Mapping[str, Tensor | None], values: Mapping[str, Any], what: str) -> int:
-    """Copy named values into the network's tensors; returns how many changed."""
+    """Copy named values into the network's tensors; returns the number of changed tensors."""
     changed = 0
     for name, value in values.items():
         target = targets.get(name)

@@ -1,4 +1,4 @@
-"""The charts of a report as data, made from its groups: `svg` draws them for the page, `figures` for papers."""
+"""The data of a report's charts; `svg` draws them for the page, and `figures` for papers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """The points of one method."""
-
     variant: Variant
     points: tuple[Point, ...]
 
@@ -45,8 +43,8 @@ class Series:
 class Chart:
     """One chart.
 
-    dots: a row per category, values on the horizontal axis; `rows_of` is what the page's pickers hide rows by.
-    scatter: one point per series. lines: curves over numbers or over categories. reliability: accuracy by confidence.
+    dots: a row per category, values on the horizontal axis; the page's pickers hide rows by `rows_of`.
+    scatter: one point per series. lines: curves over numbers or categories. reliability: accuracy by confidence.
     """
 
     kind: Kind
@@ -63,7 +61,7 @@ class Chart:
 
 
 def split_outliers(series: Sequence[Series]) -> tuple[list[Series], list[Series]]:
-    """Series on the chart's scale, and those so far below the others that they would compress it."""
+    """Series that share a scale, and those so far below that they would compress it."""
     floor = outlier_floor([s.mean for s in series])
     return [s for s in series if not s.mean < floor], [s for s in series if s.mean < floor]
 
@@ -102,14 +100,14 @@ def by_domain(group: ResultGroup) -> list[Chart]:
     if not group.cells:
         return []
     names, base, series = tuple(map(domain_name, group.domains)), baseline(group), domain_series(group)
-    said = f"Accuracy of each method on each domain.{_interval_note(series)}"
-    chart = Chart("dots", "accuracy by domain", said, series, "accuracy", categories=names, rows_of="domain")
+    text = f"Accuracy of each method on each domain.{_interval_note(series)}"
+    chart = Chart("dots", "accuracy by domain", text, series, "accuracy", categories=names, rows_of="domain")
     gains = domain_series(group, over=base) if base is not None else ()
     if base is None or not gains:
         return [chart]
-    said = f"Gain of each method over {base.name} on each domain, in points; source is left out.{_interval_note(gains)}"
+    text = f"Gain of each method over {base.name} on each domain, in points; source is left out.{_interval_note(gains)}"
     choice = f"gain over {base.name}"
-    return [chart, replace(chart, name="gain by domain", caption=said, series=gains, choice=choice, y_label="points")]
+    return [chart, replace(chart, name="gain by domain", caption=text, series=gains, choice=choice, y_label="points")]
 
 
 def cost(group: ResultGroup, kinds: Sequence[str] = tuple(COSTS)) -> list[Chart]:
@@ -120,10 +118,10 @@ def cost(group: ResultGroup, kinds: Sequence[str] = tuple(COSTS)) -> list[Chart]
         known = [(c.variant, x) for c in group.costs if (x := getattr(c, kind)) is not None]
         series = tuple(Series(variant, (mean_point(group, variant, x),)) for variant, x in known)
         if series:
-            said = f"Accuracy, {group.scope}, against {COSTS[kind]}; the dashed line is the Pareto front."
-            said += " Colored lines join runs of a method that differ in one number." if connected else ""
+            text = f"Accuracy, {group.scope}, against {COSTS[kind]}; the dashed line is the Pareto front."
+            text += " Colored lines join runs of a method that differ in one number." if connected else ""
             name, choice = f"accuracy against {kind}", "time" if kind == "milliseconds" else kind
-            chart = Chart("scatter", name, said + _interval_note(series), series, choice, COSTS[kind])
+            chart = Chart("scatter", name, text + _interval_note(series), series, choice, COSTS[kind])
             found.append(replace(chart, x_scale="log", connected=connected))
     return found
 
@@ -135,10 +133,10 @@ def along_stream(group: ResultGroup) -> list[Chart]:
         series = running_accuracy(group, domain)
         if any(len(s.points) > 1 for s in series):
             name = "mean of all domains" if domain is None else domain_name(domain)
-            said = f"Running accuracy along the stream, {name}."
+            text = f"Running accuracy along the stream, {name}."
             if any(s.points[-1].error for s in series):
-                said += " The bar at the end is the 95 % interval over seeds."
-            found.append(Chart("lines", f"along the stream {name}", said, tuple(series), name, "images seen"))
+                text += " The bar at the end is the 95 % interval over seeds."
+            found.append(Chart("lines", f"along the stream {name}", text, tuple(series), name, "images seen"))
     return found
 
 
@@ -152,28 +150,28 @@ def before_after(group: ResultGroup) -> list[Chart]:
             half = paired(after, earlier).half_width
             note = f" ({format_percent(before[label])} before, {format_percent(c.accuracy)} after the update)"
             series.append(Series(c.variant, (Point(len(series), c.accuracy - before[label], half, note),)))
-    said = (
+    text = (
         "Gain from predicting after the update instead of before it; methods that do not learn, or predict before the "
         "update, are left out."
     )
     names = tuple(s.variant.name for s in series)
-    chart = Chart("dots", "before and after", said, tuple(series), y_label="points", categories=names, rows_of="method")
+    chart = Chart("dots", "before and after", text, tuple(series), y_label="points", categories=names, rows_of="method")
     return [chart] if series else []
 
 
 def stability(group: ResultGroup) -> list[Chart]:
-    """Accuracy domain after domain if nothing resets, and accuracy on clean images after each domain."""
+    """Accuracy over the domains of a stream without resets, and accuracy on clean images after each domain."""
     order, base, found = stream_order(group), baseline(group), list[Chart]()
     if not group.resets and len(order) > 1:
-        said = "Accuracy on one domain after another, without a reset."
-        found.append(Chart("lines", "stability", said, tuple(sequence(group))))
+        text = "Accuracy on one domain after another, without a reset."
+        found.append(Chart("lines", "stability", text, tuple(sequence(group))))
         if base is not None:
-            said = f"Gain over {base.name} on one domain after another, without a reset."
+            text = f"Gain over {base.name} on one domain after another, without a reset."
             gains = tuple(sequence(group, over=base))
-            found.append(Chart("lines", "stability gain", said, gains, y_label=f"points over {base.name}"))
-    said = "Accuracy on clean images after each domain; a decrease is forgetting."
+            found.append(Chart("lines", "stability gain", text, gains, y_label=f"points over {base.name}"))
+    text = "Accuracy on clean images after each domain; a decrease is forgetting."
     clean = tuple(sequence(group, "clean_accuracy"))
-    found.append(Chart("lines", "forgetting", said, clean, y_label="clean accuracy in %"))
+    found.append(Chart("lines", "forgetting", text, clean, y_label="clean accuracy in %"))
     names = tuple(map(short_domain, order))
     return [replace(chart, categories=names) for chart in found if chart.series]
 
@@ -191,16 +189,16 @@ def reliability(group: ResultGroup) -> list[Chart]:
                 note = f" accuracy at a mean confidence of {confidence / n:.3f}, {n} samples"
                 weight = 0.3 + 0.7 * math.sqrt(n / max(bins.count))
                 points.append(Point((i + 0.5) / BINS, correct / n, note=note, weight=weight))
-        said = f"{variant.name}, ECE {format_percent(ece[variant.label])} %" if variant.label in ece else variant.name
+        text = f"{variant.name}, ECE {format_percent(ece[variant.label])} %" if variant.label in ece else variant.name
         series = (Series(variant, tuple(points)),)
         name = f"reliability {variant.name}"
-        found.append(Chart("reliability", name, said, series, x_label="confidence", y_label="accuracy"))
+        found.append(Chart("reliability", name, text, series, x_label="confidence", y_label="accuracy"))
     return found
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The mean accuracy of one method at the values of one option; all other options are the same."""
+    """The mean accuracy of one method over the values of one option, the others being equal."""
 
     method: str
     option: str
@@ -214,7 +212,7 @@ class Sweep:
 
 
 def option_sweeps(group: ResultGroup) -> list[Sweep]:
-    """For each method, each option that alone distinguishes some of its variants."""
+    """A sweep for each option of a method in which some of its variants differ, and in nothing else."""
     reached = group.means()
     found: dict[tuple[str, str, str], list[tuple[Any, Variant]]] = defaultdict(list)
     options = {cell.key.options: effective_options(cell.key.option_values) for cell in group.cells}
@@ -244,10 +242,10 @@ def ablations(group: ResultGroup) -> list[Chart]:
     found = []
     for sweep in option_sweeps(group):
         option, method = safe_line(sweep.option.replace("_", " ")), safe_line(sweep.method)
-        said = f"Accuracy of {method} by {option}, {group.scope}."
+        text = f"Accuracy of {method} by {option}, {group.scope}."
         names = () if sweep.numeric else tuple(safe_line(str(value)) for value in sweep.values)
         kind: Kind = "lines" if sweep.numeric else "dots"
-        chart = Chart(kind, f"{method} by {option}", said, (sweep.series,), x_label=option, categories=names)
+        chart = Chart(kind, f"{method} by {option}", text, (sweep.series,), x_label=option, categories=names)
         found.append(chart)
     return found
 
@@ -266,8 +264,8 @@ def by_batch_size(groups: Sequence[ResultGroup]) -> list[Chart]:
                 points[label].append(mean_point(group, variants[label], group.batch_size))
         series = tuple(Series(variants[label], tuple(line)) for label, line in points.items() if len(line) > 1)
         if series:
-            said, name = f"Mean accuracy by batch size, {title}.", f"batch size {title}"
-            found.append(Chart("lines", name, said, series, x_label="batch size", x_scale="doubling"))
+            text, name = f"Mean accuracy by batch size, {title}.", f"batch size {title}"
+            found.append(Chart("lines", name, text, series, x_label="batch size", x_scale="doubling"))
     return found
 
 
@@ -280,7 +278,7 @@ def mean_point(group: ResultGroup, variant: Variant, x: float) -> Point:
 def domain_series(group: ResultGroup, value: str = "accuracy", *, over: Variant | None = None) -> tuple[Series, ...]:
     """A value of each variant on each domain with its interval, or its gain over the variant `over`.
 
-    Gains leave source out: it is so far below that it would compress the scale.
+    Gains omit source, which would compress the scale.
     """
     kept = [v for v in group.variants if over is None or (v.label != over.label and v.method != "source")]
     found = []
@@ -300,7 +298,7 @@ def domain_series(group: ResultGroup, value: str = "accuracy", *, over: Variant 
 
 
 def baseline(group: ResultGroup) -> Variant | None:
-    """The variant that gains are shown over: bn, else source, if it has finished anything."""
+    """The variant to compare with: bn, else source; None if neither has finished runs."""
     return next((v for v in reversed(group.baselines) if group.cells_of(v.label)), None)
 
 

@@ -1,4 +1,4 @@
-"""Charts as PDF and SVG figures for papers: the page's drawings in its light colors, drawn by matplotlib."""
+"""Charts as PDF and SVG figures for papers: matplotlib draws the SVG elements of the page in light colors."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def save(stem: Path, chart: Chart) -> list[Path]:
 
 
 def _draw(axes: Axes, shape: Element, down: float) -> None:
-    """One element of a drawing, moved down, and those inside."""
+    """Draw an SVG element and its children, moved down."""
     get, classes = shape.attrib.get, shape.attrib.get("class", "").split()
     style = next((NAMED_STYLES[name] for name in classes if name in NAMED_STYLES), None)
     if shape.tag == "line":

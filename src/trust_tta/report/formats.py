@@ -87,7 +87,7 @@ RENDERERS: Mapping[str, Callable[[DataTable], str]] = {"csv": to_csv, "md": to_m
 
 
 def write_tables(report: Report, folder: str | os.PathLike[str]) -> list[Path]:
-    """Each group's table of accuracies in three formats; gives the files."""
+    """Write each group's table of accuracies in three formats; returns the files."""
     written = []
     for i, group in enumerate(group for group in report.groups if group.cells):
         name = re.sub(r"[^\w.-]+", "_", f"{i + 1:02d}_{group.experiment}_{group.title}")[:100]
@@ -113,7 +113,7 @@ def tables_text(group: ResultGroup) -> str:
 
 
 def verdict(cells: Sequence[Cell]) -> str:
-    """The best method and its margin, in two sentences a group; of several experiments, each after its name."""
+    """The best method and its margin, in two sentences for each group."""
     groups = make_groups(cells)
     several = len({group.experiment for group in groups}) > 1
     names = [f"{safe_line(group.experiment)}: " if several else "" for group in groups]

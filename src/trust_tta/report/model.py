@@ -1,7 +1,4 @@
-"""The content of a report: groups of runs that share one table, their means and costs.
-
-The runs of a group have the same experiment, data set, setting, severity and batch size.
-"""
+"""The content of a report: groups of runs with the same experiment, data set, setting, severity and batch size."""
 
 from __future__ import annotations
 
@@ -63,7 +60,7 @@ def finite_mean(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class Variant:
-    """A method with the options that distinguish it from the group's other variants: one row of a table."""
+    """A method with its options, as distinguished in a group: one row of a table."""
 
     index: int  # in its group
     label: str
@@ -73,7 +70,6 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The label as shown."""
         return safe_line(self.label)
 
 
@@ -106,7 +102,7 @@ AnyCell: TypeAlias = Cell | Failure | PendingCell
 
 @dataclass(frozen=True)
 class ResultGroup:
-    """Runs that differ only in method, options, domain and seed; `distinction` tells it from similar groups."""
+    """Runs that differ only in method, options, domain and seed; `distinction` separates groups of equal title."""
 
     experiment: str
     dataset: str
@@ -141,12 +137,10 @@ class ResultGroup:
 
     @property
     def resets(self) -> bool:
-        """Whether the network is reset before each domain or batch."""
         return bool({"online", "standard"} & set(self.setting.split("+")))
 
     @property
     def is_segmentation(self) -> bool:
-        """Whether accuracies are mean IoU over classes."""
         return any(cell.result.pixels is not None for cell in self.cells)
 
     @property
@@ -177,7 +171,6 @@ class ResultGroup:
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
-        """The domains in display order, also those without a finished run."""
         items: list[AnyCell] = [*self.cells, *self.failures, *self.pending]
         return tuple(sorted({item.key.domain for item in items}, key=lambda name: (rank("domain", name), name)))
 
@@ -190,7 +183,6 @@ class ResultGroup:
         return dict(found)
 
     def cells_of(self, label: str) -> list[Cell]:
-        """The finished runs of one variant."""
         return [cell for domain in self.domains for cell in self.at.get((label, domain), [])]
 
     def seeds_of(self, label: str, domain: str, value: str = "accuracy") -> dict[int, float]:
@@ -232,7 +224,6 @@ class ResultGroup:
 
     @cached_property
     def baselines(self) -> tuple[Variant, ...]:
-        """The variants that gains are measured against."""
         return tuple(variant for method in BASELINES if (variant := self.variant(method)) is not None)
 
     @cached_property
@@ -273,14 +264,13 @@ class Report:
 
     @property
     def dates(self) -> tuple[str, str] | None:
-        """Start of the first run and end of the last: UTC, ISO 8601."""
+        """Start of the first run and end of the last, in UTC as ISO 8601."""
         if not self.cells:
             return None
         return min(cell.provenance.started for cell in self.cells), max(cell.provenance.finished for cell in self.cells)
 
     @property
     def seconds(self) -> float:
-        """The total time of all methods."""
         times = [cell.result.seconds_total for cell in self.cells]
         return math.fsum(t for t in times if math.isfinite(t))
 
@@ -314,7 +304,7 @@ def read_report(
 
 
 def _select(items: Sequence[AnyCell], only: Mapping[str, Sequence[str]]) -> list[AnyCell]:
-    """The items with the given values; a value that no item has is refused."""
+    """The items with the given values of their fields; unknown values are refused."""
     selected = list(items)
     for field_name, wanted in only.items():
         values = {id(item): {str(getattr(item.key, field_name))} for item in items}
@@ -332,7 +322,7 @@ def _select(items: Sequence[AnyCell], only: Mapping[str, Sequence[str]]) -> list
 
 
 def make_groups(items: Sequence[AnyCell]) -> list[ResultGroup]:
-    """Group runs so that each group fits one table, in display order."""
+    """Groups of runs that fit into one table each, in display order."""
     bins: dict[tuple[Any, ...], list[AnyCell]] = defaultdict(list)
     for item in items:
         graded = not {"gradual", "sequence"}.isdisjoint(item.key.setting.split("+"))  # severities along the stream
@@ -360,23 +350,20 @@ def make_groups(items: Sequence[AnyCell]) -> list[ResultGroup]:
 
 
 def effective_options(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Options with explicit `orders` replaced by their number `k` where they continue the paper's list.
-
-    The paper's six orders and two more are k = 8, its first two are k = 2; any other list stays.
-    """
+    """Options with the number of `orders` as `k`, and without `orders` if they continue the paper's list."""
     listed = values.get("orders")
     if not isinstance(listed, list):
         return values
     try:
         orders = [ScanOrder(order) for order in listed]
-    except ConfigError:  # a store may come from another program
+    except ConfigError:  # a store of another program
         return values
     continues = orders[: len(PAPER_ORDERS)] == list(PAPER_ORDERS[: len(orders)])
     return {**values, "k": len(orders), "orders": None if continues else [str(order) for order in orders]}
 
 
 def _distinguish_labels(items: Sequence[AnyCell]) -> list[AnyCell]:
-    """Add options to labels that stand for different options, as after a method got a new option."""
+    """Add the differing options to a label that stands for several sets of options."""
     options: dict[str, set[str]] = defaultdict(set)
     for item in items:
         options[item.label].add(item.key.options)
@@ -384,15 +371,15 @@ def _distinguish_labels(items: Sequence[AnyCell]) -> list[AnyCell]:
     for item in items:
         values, others = item.key.option_values, [json.loads(text) for text in options[item.label]]
         varied = sorted({n for other in others for n in {*other, *values} if other.get(n, ...) != values.get(n, ...)})
-        said = ", ".join(f"{n}={values[n]}" if n in values else f"no {n}" for n in varied)
-        named.append(replace(item, label=f"{item.label} ({said})") if said else item)
+        shown = ", ".join(f"{n}={values[n]}" if n in values else f"no {n}" for n in varied)
+        named.append(replace(item, label=f"{item.label} ({shown})") if shown else item)
     return named
 
 
 def _split(
     items: Sequence[AnyCell], fields: Sequence[str], distinction: str = ""
 ) -> list[tuple[str, Sequence[AnyCell]]]:
-    """The runs, split by the first of `fields` until each entry has one run per seed, each with what sets it apart."""
+    """Split runs by `fields` until each table entry has one run per seed; returns distinctions and runs."""
     entries: dict[Place, list[CellKey]] = defaultdict(list)
     for item in items:
         if isinstance(item, Cell):

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page; to add a section, make its table or chart and call it in page.html."""
+"""The report as one self-contained HTML page; a new section is a table or chart that page.html calls."""
 
 from __future__ import annotations
 
@@ -32,12 +32,10 @@ _KEY = tuple(f.name for f in fields(CellKey) if f.name != "options")
 
 
 def write_page(report: Report, out_path: str | os.PathLike[str], *, title: str | None = None) -> None:
-    """Write the page to `out_path` atomically."""
     write_whole(Path(out_path), render_page(report, title=title))
 
 
 def render_page(report: Report, *, title: str | None = None) -> str:
-    """The page as HTML text."""
     places = [tuple((name, getattr(cell.provenance, name)) for name in _PROVENANCE) for cell in report.cells]
     environments = Counter(places)
     runs = {cell.key: i for i, cell in enumerate(report.cells)}
@@ -100,7 +98,7 @@ def _templates() -> Environment:
 def _payload(
     cells: Sequence[Cell], environments: Sequence[tuple[tuple[str, object], ...]], pictures: Sequence[bytes]
 ) -> dict[str, object]:
-    """The data behind a click on a number: one row per run, long texts once, and pictures as data URLs."""
+    """The data shown on a click on a number: a row per run, shared texts, and pictures as data URLs."""
     options, distinct = sorted({cell.key.options for cell in cells}), list(dict.fromkeys(environments))
     rows = [
         [

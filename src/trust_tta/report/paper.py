@@ -1,4 +1,4 @@
-"""The numbers of the paper's tables, under our names for data sets, domains and methods, and ours next to them."""
+"""Comparison of a group with the paper's tables, whose numbers are in published.toml under our names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PublishedRow(Schema):
 
 
 class PublishedTable(Schema):
-    """A published table, or the bars of a figure; `columns` is the kind of its columns, `names` are their names."""
+    """A published table, or the bars of a figure."""
 
     place: str
     about: str
@@ -54,7 +54,7 @@ class PublishedTable(Schema):
 
 
 class Published(Schema):
-    """All numbers of the paper, the domain of each single-domain data set, and the default options of its rows."""
+    """The paper's tables, the domain of each single-domain data set, and the default options of their rows."""
 
     paper: str
     network: str
@@ -65,7 +65,7 @@ class Published(Schema):
 
 @cache
 def load_published() -> Published:
-    """The shipped data file."""
+    """The numbers of published.toml."""
     content = tomllib.loads(resources.files("trust_tta.report").joinpath("published.toml").read_text(encoding="utf-8"))
     names = content.pop("corruptions")  # of the columns where none are given
     tables = [{"names": names, **table} for table in content.pop("item")]
@@ -87,7 +87,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One published row and ours; `mean` is over the shared columns."""
+    """A published row and ours; `mean` is over the shared columns."""
 
     label: str  # the paper's
     variant: Variant
@@ -105,7 +105,7 @@ class PaperComparison:
 
 
 def compare(group: ResultGroup) -> list[PaperComparison]:
-    """The published tables of a group's data, experiment, setting and severity that add a row to those before."""
+    """The published tables that fit a group, each with a row that those before it lack."""
     kept: list[PaperComparison] = []
     seen = {"bn"}  # the baseline alone is no comparison
     dataset, experiment = STAND_INS.get(group.dataset, group.dataset), group.experiment.removesuffix("-small")
@@ -125,7 +125,7 @@ def compare(group: ResultGroup) -> list[PaperComparison]:
 
 
 def match_variant(group: ResultGroup, wanted: PublishedRow) -> Variant | None:
-    """Our variant with the method and options of a published row, and the paper's usual values for other options."""
+    """Our variant with the options of a published row, and the paper's defaults for the others."""
     usual, named = load_published().settings.get(wanted.method, {}), wanted.options
     fits = []
     for variant in [variant for variant in group.variants if variant.method == wanted.method]:

@@ -46,7 +46,6 @@ def galleries(
 
 
 def legend(group: ResultGroup, report: Report) -> list[tuple[str, str]]:
-    """The CSS color and name of each class."""
     mask = next((cell.result.masks[0].truth for cell in group.cells if cell.result.masks), None)
     colors = (Image.open(io.BytesIO(mask)).getpalette() or []) if mask is not None else []
     names = report.class_names.get(group.dataset, ())

@@ -1,4 +1,4 @@
-"""A group in sentences: the best method, its margin and cost, and missing runs."""
+"""The summary of a group in sentences: the best method, its margin and cost, and missing runs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from trust_tta.results import format_percent
 
 
 def summarize(group: ResultGroup) -> list[str]:
-    """Sentences about one group."""
     if not group.cells:
         return [f"Nothing has finished on {group.title} yet.", *_gaps(group)]
     if not group.means():
         return [f"On {group.title} no method has finished every domain yet, so there is no ranking.", *_gaps(group)]
     best = leaders(group)
-    said = [_lead(group, best), *_margin(group, best)]
+    sentences = [_lead(group, best), *_margin(group, best)]
     trust = next((variant for variant in ranking(group) if variant.method == "trust"), None)
     if trust is not None and trust not in best:
         behind = format_percent(difference(group, best[0], trust).gain)
-        said.append(f"TRUST does not win here: {trust.name} is {behind} points behind {best[0].name}.")
-    return [*said, _cost(group), *_gaps(group)]
+        sentences.append(f"TRUST does not win here: {trust.name} is {behind} points behind {best[0].name}.")
+    return [*sentences, _cost(group), *_gaps(group)]
 
 
 def _lead(group: ResultGroup, best: Sequence[Variant]) -> str:

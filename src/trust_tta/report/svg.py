@@ -1,6 +1,6 @@
-"""Charts as SVG, for the page and, drawn again by `figures`, for papers.
+"""Charts as SVG, for the page; `figures` converts the same elements for papers.
 
-Colors come from the page's style sheet; its pickers hide by data-s (method) and data-d (domain).
+Colors come from the page's style sheet, whose pickers hide elements by data-s (method) and data-d (domain).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers to pixels, linear or logarithmic; zero on a logarithmic scale is at `start`."""
+    """Maps numbers to pixels, linearly or logarithmically; zero on a logarithmic scale is at `start`."""
 
     low: float
     high: float
@@ -130,7 +130,6 @@ def path(points: Sequence[tuple[float, float]], role: str, *, tip: str = "", val
 
 
 def marker(variant: Variant, x: float, y: float, *, size: float = 5.0, tip: str = "") -> Element:
-    """The marker of a variant with its tooltip."""
     style = style_of(variant.method)
     role = f"mark {css_class(variant.method)}{' hollow' if style.hollow else ''}"
     transform = f"translate({number(round(x, 1))} {number(round(y, 1))}) scale({number(size)})"
@@ -162,7 +161,6 @@ def legend_key(variant: Variant) -> str:
 
 
 def render(chart: Chart) -> str:
-    """A chart as SVG text."""
     return tostring(draw(chart), encoding="unicode")
 
 
@@ -187,7 +185,7 @@ def left_axis(scale: Scale, x: float, right: float, title: str, *, unit: float =
 
 
 def _dots(chart: Chart) -> Element:
-    """Rows of dots on one scale, side by side where they would overlap; the page may hide rows."""
+    """Rows of dots on one scale, in lanes where they would overlap; the page may hide rows."""
     left, top = min(max(128.0, 6.4 * max(map(len, chart.categories), default=0) + 12), 236.0), 8.0
     points = [(s.variant, p) for s in chart.series for p in s.points if math.isfinite(p.y)]
     scale = linear_scale(_extent(chart.series), left + 10, WIDTH - 14.0)
@@ -217,7 +215,7 @@ def _dots(chart: Chart) -> Element:
 
 
 def _scatter(chart: Chart) -> Element:
-    """Values against a cost, with the Pareto front; points are named where there is room."""
+    """Values against a cost, with the Pareto front, and names of points where there is room."""
     height, left, top = 400.0, 44.0, 26.0
     bottom, right = height - 42, WIDTH - 96.0
     series, outliers = split_outliers(chart.series)
@@ -255,7 +253,7 @@ def _scatter(chart: Chart) -> Element:
 
 
 def _lines(chart: Chart) -> Element:
-    """Curves over numbers or categories; curves over categories are never left out."""
+    """Curves over numbers, without outliers, or over categories."""
     named = bool(chart.categories)
     height, left, top, right = 300.0 + (58 if named else 20), 44.0, 26.0, WIDTH - 104.0
     bottom = height - (80 if named else 42)
@@ -339,7 +337,7 @@ def free_baseline(
     left: float, width: float, baseline: float, taken: Sequence[Label], *, top: float, bottom: float
 ) -> float | None:
     """The nearest baseline between `top` and `bottom` at which a text overlaps nothing in `taken`, or None."""
-    for step in range(0, 28, 3):  # farther away, a name would not seem to belong to its point
+    for step in range(0, 28, 3):  # pixels; farther away, a name would seem to belong to another point
         for y in (baseline + step, baseline - step):
             free = all(abs(y - b.baseline) >= 12.5 or left >= b.right or b.left >= left + width for b in taken)
             if free and top <= y <= bottom:

@@ -1,4 +1,4 @@
-"""The tables of a report; `formats` and the page render them."""
+"""The tables of a report, which `formats` and the page render."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class DataTable:
 
 
 def accuracy_table(group: ResultGroup) -> DataTable:
-    """Methods by domains, averaged over seeds; mean and worst domain come first, failed and missing runs are marked."""
+    """Accuracy of methods by domains, averaged over seeds, after the mean and the worst domain."""
     several = len(group.domains) > 1
     domains = [Column(short_domain(d), domain=i) for i, d in enumerate(group.domains)]
     gains = [Column(f"over {base.name}", "gain", base=base.index) for base in group.baselines]
@@ -107,12 +107,12 @@ def notes(group: ResultGroup) -> list[str]:
         for domain in group.domains
         if group.entry(variant.label, domain).mean is None
     ]
-    said = [f"{group.measure} in percent, {seeds}", *([f"missing: {', '.join(missing)}"] if missing else [])]
-    return [*said, *short_stream_note(group)]
+    parts = [f"{group.measure} in percent, {seeds}", *([f"missing: {', '.join(missing)}"] if missing else [])]
+    return [*parts, *short_stream_note(group)]
 
 
 def short_stream_note(group: ResultGroup) -> list[str]:
-    """Methods that learn but equal bn on every domain, if the streams have only a few batches."""
+    """A note on methods that equal bn on every domain because the streams have only a few batches."""
     bn = group.variant("bn")
     longest = max((cell.batches for cell in group.cells), default=0) * (1 if group.resets else len(group.domains))
     if bn is None or longest > MAX_SHORT_STREAM:
@@ -128,19 +128,19 @@ def short_stream_note(group: ResultGroup) -> list[str]:
 
 
 def defaults_note(group: ResultGroup) -> str:
-    """The options of a method's plain row, if other rows of it vary them: "trust without options: k=6."."""
-    said = []
+    """The defaults of options that other rows of the same method vary: "trust without options: k=6."."""
+    sentences = []
     for variant in group.variants:
         others = [v for v in group.variants if v.method == variant.method and v is not variant]
         if variant.label == variant.method and others:
             values: dict[str, Any] = json.loads(variant.options)
             varied = [n for n in sorted(values) if any(json.loads(o.options).get(n) != values[n] for o in others)]
-            said.append(f"{variant.name} without options: {', '.join(f'{n}={values[n]}' for n in varied)}.")
-    return " ".join(said)
+            sentences.append(f"{variant.name} without options: {', '.join(f'{n}={values[n]}' for n in varied)}.")
+    return " ".join(sentences)
 
 
 def cost_table(group: ResultGroup) -> DataTable | None:
-    """Accuracy, passes, updates and time of each method; time also relative to Tent, next to the paper's."""
+    """Accuracy, passes, updates and time of each method, the time also relative to Tent beside the paper's."""
     if not group.costs:
         return None
     tent = group.variant("tent")
@@ -165,7 +165,7 @@ def cost_table(group: ResultGroup) -> DataTable | None:
 
 
 def equal_cost_table(group: ResultGroup) -> DataTable | None:
-    """TRUST and the best other method at equal updates, and within the time of each variant on TRUST's Pareto front."""
+    """TRUST and the best other method at equal numbers of updates, and at equal times."""
     ours, others = ([c for c in group.costs if (c.variant.method == "trust") is wanted] for wanted in (True, False))
     pairs: dict[str, tuple[Cost, list[Cost]]] = {}
     for trust in sorted(ours, key=lambda c: (c.updates, -c.accuracy)):
@@ -199,7 +199,7 @@ def equal_cost_table(group: ResultGroup) -> DataTable | None:
 
 
 def difference_table(group: ResultGroup) -> DataTable | None:
-    """The best method against each other one: difference over seeds, and images that only one of them gets right."""
+    """The best method against each other one, over seeds and over images that only one of the two classifies right."""
     if len(group.means()) < 2:
         return None
     best, *others = ranking(group)
@@ -334,14 +334,14 @@ def _row(group: ResultGroup, variant: Variant, cells: Sequence[TableCell]) -> Ro
 def number(
     value: float | None, shown: Callable[[float], str] = format_percent, *, role: str = "num", std: float | None = None
 ) -> TableCell:
-    """A cell with a number, by default in percent, and its standard deviation; a gap for None."""
+    """A cell with a number, by default in percent, and its standard deviation; a dash for None."""
     if value is None:
         return TableCell(MISSING, role=role.replace("num", "gap"))
     return TableCell(shown(value), value, "" if std is None else format_percent(std), role=role)
 
 
 def _mark_best(rows: Sequence[Row], columns: Iterable[int], *, lowest: bool = False) -> tuple[Row, ...]:
-    """Mark the best of each column as shown, if there are two or more to compare."""
+    """Mark the cells of each column that show its best number, if it has two or more."""
     cells = [list(row.cells) for row in rows]
     for j in columns:
         known = [row[j] for row in cells if row[j].value is not None]

@@ -17,7 +17,7 @@ _PLAIN = (("± ", "+-"), ("–", "-"), ("…", "..."))  # same width, so that co
 
 
 def safe(text: str) -> str:
-    """The text with a question mark for each control or invisible character."""
+    """The text with control and invisible characters replaced by question marks."""
     return _UNSAFE.sub("?", text)
 
 
@@ -27,7 +27,7 @@ def safe_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text in the terminal's encoding; missing signs become ASCII or a question mark."""
+    """The text in the terminal's encoding, other signs replaced by ASCII or a question mark."""
     text, encoding = safe(text), sys.stdout.encoding or "ascii"
     for sign, plain in _PLAIN:
         if sign != sign.encode(encoding, "replace").decode(encoding):

@@ -1,4 +1,4 @@
-"""Color and marker of each method in all charts and tables; chosen for color-blind readers."""
+"""Color and marker of each method in charts and tables, chosen for color-blind readers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class Style:
     hollow: bool = False
 
     def shape(self, number: int) -> str:
-        """The marker of the n-th variant of a method."""
         return MARKERS[(MARKERS.index(self.marker) + number) % len(MARKERS)]
 
 
@@ -88,5 +87,4 @@ def css_class(method: str) -> str:
 
 
 def style_of(method: str) -> Style:
-    """The style of a method."""
     return NAMED_STYLES[css_class(method).removeprefix("tone ")]

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to strict JSON and back, bit for bit."""
+"""Frozen dataclasses as strict JSON, exact in both directions."""
 
 from __future__ import annotations
 
@@ -43,12 +43,10 @@ def from_json(kind: type[Record], text: str) -> Record:
 
 
 def check_schema(found: object, *, what: str) -> None:
-    """Refuse a schema version that this package cannot read."""
-    if type(found) is not int or found < 1:
-        raise DataError(f"{what} has schema version {found!r}; versions 1 to {SCHEMA_VERSION} are known")
-    if found > SCHEMA_VERSION:
+    """Refuse any other schema version than this package's."""
+    if found != SCHEMA_VERSION:
         raise DataError(
-            f"{what} has schema version {found}, newer than {SCHEMA_VERSION}, the newest known here; upgrade trust-tta"
+            f"{what} has schema version {found!r}, this package reads {SCHEMA_VERSION}; use the release that wrote it"
         )
 
 
@@ -94,8 +92,8 @@ def decode(kind: Any, data: Any, *, where: str) -> Any:
 
 
 def _decode_record(kind: Any, data: Any, where: str) -> Any:
-    known, added = _stored_fields(kind)
-    if not isinstance(data, dict) or data.keys() | added != known.keys():
+    known = _stored_fields(kind)
+    if not isinstance(data, dict) or data.keys() != known.keys():
         found = sorted(data) if isinstance(data, dict) else type(data).__name__
         raise DataError(f"{where} has the fields {found}, expected {sorted(known)}; the record was changed")
     values = {known[key][0]: decode(known[key][1], data[key], where=f"{where}.{key}") for key in data}
@@ -103,9 +101,7 @@ def _decode_record(kind: Any, data: Any, where: str) -> Any:
 
 
 @cache
-def _stored_fields(kind: Any) -> tuple[dict[str, tuple[str, Any]], frozenset[str]]:
-    """Field name and type by stored key; and the keys that records of earlier releases may lack."""
+def _stored_fields(kind: Any) -> dict[str, tuple[str, Any]]:
+    """Field name and type by stored key."""
     hints = get_type_hints(kind)
-    known = {f.metadata.get("stored", f.name): (f.name, hints[f.name]) for f in fields(kind)}
-    added = frozenset(f.metadata.get("stored", f.name) for f in fields(kind) if f.metadata.get("optional"))
-    return known, added
+    return {f.metadata.get("stored", f.name): (f.name, hints[f.name]) for f in fields(kind)}

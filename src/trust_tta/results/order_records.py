@@ -24,7 +24,6 @@ class EntropyByOrder:
 
     @property
     def by_order(self) -> dict[str, float]:
-        """The entropy of each order."""
         return dict(zip(self.orders, self.entropy, strict=True))
 
     def __post_init__(self) -> None:

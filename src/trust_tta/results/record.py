@@ -1,4 +1,4 @@
-"""One cell of a benchmark: its key, its result, and its provenance."""
+"""One cell of a benchmark: its key, result and provenance."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ class CellKey:
 
     @property
     def option_values(self) -> Mapping[str, Any]:
-        """The method's options as values."""
         values: dict[str, Any] = json.loads(self.options)
         return values
 
@@ -91,7 +90,6 @@ class Reliability:
 
     @classmethod
     def total(cls, bins: Iterable[Reliability]) -> Reliability:
-        """The sum of several bins."""
         every = list(bins)
         return cls(
             count=tuple(sum(each.count[i] for each in every) for i in range(BINS)),
@@ -115,7 +113,7 @@ class SamplePrediction:
     before: int | None
     after: int  # -1: the output held a NaN; also for `before`
     confidence: float  # in `after`
-    confidence_before: float | None = field(default=None, metadata={"optional": True})
+    confidence_before: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,13 +153,13 @@ class CellResult:
     predictions: tuple[SamplePrediction, ...] = ()
     # One bit per image in stream order, most significant first: 1 if correct after the update; empty if not kept.
     # Cells with the same fingerprint have the same images in the same order.
-    correct: bytes = field(default=b"", metadata={"optional": True})
+    correct: bytes = b""
     # Segmentation: correct, predicted and labeled pixels of each class. The accuracies are then mean IoU over
     # classes, and the other means are over labeled pixels.
-    pixels: tuple[tuple[int, ...], ...] | None = field(default=None, metadata={"optional": True})
-    masks: tuple[MaskSample, ...] = field(default=(), metadata={"optional": True})
+    pixels: tuple[tuple[int, ...], ...] | None = None
+    masks: tuple[MaskSample, ...] = ()
     # Where the data has some of the network's classes: accuracy of the choice among all outputs, not among those.
-    accuracy_all_outputs: float | None = field(default=None, metadata={"optional": True})
+    accuracy_all_outputs: float | None = None
 
     @property
     def mean_dice(self) -> float | None:
@@ -225,7 +223,6 @@ class Cell:
 
     @property
     def batches(self) -> int:
-        """Number of batches of the cell's stream."""
         return len(self.result.history.samples) or max(1, -(-self.result.samples // self.key.batch_size))
 
 

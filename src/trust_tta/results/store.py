@@ -44,7 +44,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Counts:
-    """Number of cells of a store in each state."""
+    """Numbers of cells by state."""
 
     pending: int = 0
     running: int = 0
@@ -54,16 +54,15 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Claimant:
-    """One open store in one process; `place` identifies the pid namespace without the host name."""
+    """One open store in one process."""
 
     token: str
     pid: int
     born: str | None  # start time of the process in ticks since boot, to detect a reused pid
-    place: str | None  # boot id and pid namespace; None if unknown
+    place: str | None  # boot id and pid namespace, in which the pid is meant; None if unknown
 
     @classmethod
     def current(cls) -> Claimant:
-        """A new claimant for the running process."""
         pid = os.getpid()
         state = _process_state(pid)
         return cls(token=uuid.uuid4().hex, pid=pid, born=state[1] if state else None, place=_machine())
@@ -87,8 +86,8 @@ class Claimant:
 class ResultStore:
     """An open store, for one thread of one process.
 
-    A claim ends with its process; for a process on another machine it ends `lease` seconds after the last
-    `heartbeat`. Then the cell may be claimed again. The first result of a cell is recorded.
+    A claim ends with its process, on another machine `lease` seconds after the last `heartbeat`; then the cell may be
+    claimed again. Of several results of a cell, the first is kept.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True, lease: float = LEASE_SECONDS) -> None:
@@ -124,7 +123,7 @@ class ResultStore:
             self._connection = None
 
     def check_file(self) -> None:
-        """Raise if the file was removed or replaced while open, after saving its content beside it."""
+        """Check that the file was not removed or replaced while open; else save its content beside it and raise."""
         if identity(self.path) == self._identity:
             return
         with self._reading() as connection:
@@ -137,16 +136,12 @@ class ResultStore:
         )
 
     def plan(self, keys: Iterable[CellKey], *, labels: Mapping[CellKey, str] | None = None) -> None:
-        """Record planned cells and their labels, so that a report shows missing ones."""
+        """Record planned cells and their labels, so that reports list missing ones."""
         rows = [(key.digest, to_json(key), (labels or {}).get(key)) for key in keys]
         with self._transaction() as connection:
             connection.executemany(_PLAN, rows)
 
-    def claim(self, key: CellKey) -> bool:
-        """Claim a cell for this process; False if it is finished, failed, or held by another."""
-        return bool(self.claim_all([key]))
-
-    def claim_all(self, keys: Sequence[CellKey]) -> tuple[CellKey, ...]:
+    def claim(self, keys: Sequence[CellKey]) -> tuple[CellKey, ...]:
         """Claim all unfinished cells of one stream; none if one of them failed or is claimed by another process."""
         now, wanted = time.time(), []
         with self._transaction() as connection:
@@ -168,7 +163,7 @@ class ResultStore:
         return tuple(wanted)
 
     def heartbeat(self) -> None:
-        """Renew this process's claims; cheap enough for every batch."""
+        """Renew the claims of this process, at most every `lease / 8` seconds."""
         now = time.time()
         if abs(now - self._renewed) < self._lease / 8:
             return
@@ -213,9 +208,9 @@ class ResultStore:
 
     def fail(self, key: CellKey, message: str) -> None:
         """Record the error of a cell that this process has claimed."""
-        said = message.encode("utf-8", "replace").decode("utf-8")  # file names in messages may not be UTF-8
+        readable = message.encode("utf-8", "replace").decode("utf-8")  # file names in messages may not be UTF-8
         with self._transaction() as connection:
-            connection.execute(_FAIL, (key.digest, to_json(key), said, self._me.token))
+            connection.execute(_FAIL, (key.digest, to_json(key), readable, self._me.token))
 
     def retry_failed(self, where: Where | None = None) -> int:
         """Make failed cells claimable again; returns their number."""
@@ -244,7 +239,6 @@ class ResultStore:
             return from_json(CellResult, rows[0][0]) if rows else None
 
     def failures(self, where: Where | None = None) -> list[Failure]:
-        """The failed cells with their messages."""
         messages = dict(self._rows("SELECT digest, message FROM cells WHERE status = 'failed'"))
         labels = self.labels()
         keys = self.keys("failed", where=where)
@@ -266,13 +260,11 @@ class ResultStore:
             return {digest for digest, claimant in rows if from_json(Claimant, claimant).is_alive() is False}
 
     def labels(self) -> dict[str, str]:
-        """The recorded labels by the digest of their cell's key."""
         return {
             digest: plain_text(str(label)) for digest, label in self._rows("SELECT digest, label FROM cells") if label
         }
 
     def counts(self) -> Counts:
-        """Number of cells in each state."""
         with self._decoding():
             return Counts(**dict(self._rows("SELECT status, count(*) FROM cells GROUP BY status")))
 
@@ -285,9 +277,7 @@ class ResultStore:
         """Turn decoding errors into a DataError about a damaged store."""
         try:
             yield
-        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise damaged(self.path, error) from error
-        except (zlib.error, struct.error, MemoryError) as error:
+        except _UNDECODABLE as error:
             raise damaged(self.path, error) from error
 
     @contextmanager
@@ -311,6 +301,11 @@ class ResultStore:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 
+
+_UNDECODABLE = (
+    ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, MemoryError, zlib.error,
+    struct.error,
+)  # fmt: skip
 
 NO_CLAIM = "token = NULL, claimant = NULL, expires = NULL"
 RELEASE = f"UPDATE cells SET status = 'pending', {NO_CLAIM}"
@@ -501,8 +496,6 @@ def _connect(path: Path, address: str) -> sqlite3.Connection:
                 raise damaged(path, f"it holds the {odd[0]} {odd[1]!r}, which no store has")
             row = connection.execute("SELECT schema_version FROM store").fetchone()
             check_schema(row[0] if row else 0, what=f"the results store '{path}'")
-            if row[0] < SCHEMA_VERSION:
-                raise DataError(f"the results store '{path}' is older than trust-tta 0.1.0; run the benchmark again")
             (health,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if health != "ok":
                 raise damaged(path, health)

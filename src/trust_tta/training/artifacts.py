@@ -91,9 +91,7 @@ def write_network(
     card = model_card(
         record,
         name=folder.resolve().name,
-        data=origin.data.description,
         license=f"{origin.license or 'yours to choose'}; that of the data: {origin.data.spec.license}",
-        measured_on=origin.data.measured_on,
         metric="mean IoU" if isinstance(origin.data.train, SegmentationDataset) else "top-1",
         description=description,
     )
@@ -120,29 +118,23 @@ def model_card(
     record: Mapping[str, Any],
     *,
     name: str,
-    data: str,
     license: str,
-    measured_on: str = "test",
     metric: str = "top-1",
     description: str = TRAINED,
 ) -> str:
-    """The model card in Markdown: training, accuracy and hashes.
-
-    All numbers come from the `record` of a run; `measured_on` names the split of its accuracies, and
-    `description` is a sentence about the exported weights.
-    """
+    """The model card in Markdown, from the training record and a `description` of the exported weights."""
     settings = _rows({key: str(value) for key, value in record["recipe"].items()})
     scores = _rows({key: f"{100 * value:.2f} %" for key, value in record["accuracy"].items()})
     changes = ", ".join(f"{key} = {value}" for key, value in record.get("overrides", {}).items())
     hashes = "\n".join(f"sha256 of the uint8 pixels, {part}: `{sha}`" for part, sha in record["data_sha256"].items())
     return f"""# {name}
 
-A `{record["model"]}`{changes and f" with {changes}"} trained on {data}. License of the weights: {license}.
+A `{record["model"]}`{changes and f" with {changes}"} trained on {record["data"]}. License of the weights: {license}.
 
 Stored as fp16 safetensors with running statistics in float32; loads into a float32 network.
 sha256 of the file: `{record["sha256"]}`
 
-## Clean {measured_on} accuracy
+## Clean {record["measured_on"]} accuracy
 
 | weights | {metric} |
 | --- | --- |

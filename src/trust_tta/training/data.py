@@ -1,4 +1,4 @@
-"""Training data: images to train on and held-out ones, and images as one array."""
+"""Training data: images to train on, held-out images, and both as arrays."""
 
 from __future__ import annotations
 
@@ -136,5 +136,5 @@ def read_arrays(
 
 
 def _workers(dataset: Dataset) -> int:
-    """Threads that decode; an array needs none."""
+    """Threads for decoding; arrays are not encoded."""
     return 1 if isinstance(dataset.images, ArrayImages) else min(16, os.cpu_count() or 1)

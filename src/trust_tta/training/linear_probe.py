@@ -102,7 +102,6 @@ def extract_features(
 def score_head(
     model: ScanNetwork, images: Images, labels: NDArray[Any], *, preprocess: Callable[[Any], Tensor], progress: Progress
 ) -> float:
-    """The accuracy of the whole network on the images."""
     features = extract_features(model, images, preprocess=preprocess, progress=progress)
     with torch.no_grad():
         predictions = model.forward_head(features).argmax(1).cpu()

@@ -1,7 +1,4 @@
-"""The training loop: the whole data set on the device, one seed per epoch, one saved state after each.
-
-AdamW with a linear warm-up and the decay of the recipe, and an exponential moving average of the weights.
-"""
+"""The training loop: the data set on the device, AdamW, an average of the weights, a saved state after each epoch."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 _FORMAT = 1  # of a saved state
 
-# The first ones set time scales: pulling them to zero changes the memory. The others are initial values of tokens.
+# No weight decay: the first ones set time scales, the others are initial values of tokens.
 _UNDECAYED = ("A_", "D", "dt_projs_bias", "cls_token", "pos_embed")
 
 
@@ -86,9 +83,8 @@ def fit(
 ) -> FitResult[Model]:
     """Train `model` in place, on the device it is on, with images uint8 (n, h, w, 3) and labels (n, ...).
 
-    With a `state_path` the state is saved after each epoch, and a run found there is continued, if it started from the
-    same weights: `init` is their digest, None at random. `evaluate` gets the averaged network after each epoch; its
-    score goes into the history.
+    With a `state_path` the state is saved after each epoch, and a saved run is continued if it started from the same
+    weights: `init` is their digest, None for random ones. `evaluate(average)` is the score of each epoch.
     """
     samples = _load(images, labels, recipe, task, next(model.parameters()).device)
     run = _start(model, recipe, task)
@@ -105,7 +101,7 @@ def fit(
     if first:
         progress.note(f"continued after epoch {first} of an earlier run")
     progress.start((recipe.epochs - first) * steps, "training")
-    with _own_randomness(samples.images.device):
+    with _deterministic(samples.images.device):
         for epoch in range(first, recipe.epochs):
             start_time = time.perf_counter()
             loss, lr = _run_epoch(run, samples, recipe, epoch, steps=steps, task=task, progress=progress)
@@ -154,7 +150,7 @@ def learning_rate(step: int, steps_per_epoch: int, recipe: Recipe) -> float:
 
 
 def decay_at(step: int, decay: float) -> float:
-    """The average's decay at a step counted from 0: lower at first, so that it forgets the initial weights."""
+    """The decay of the average at a step counted from 0, lower at first to forget the initial weights."""
     return min(decay, (1 + step) / (10 + step))
 
 
@@ -166,7 +162,7 @@ def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
 
 @torch.no_grad()
 def copy_buffers(average: nn.Module, model: nn.Module) -> None:
-    """Give the average the running statistics of the model; averaging them twice would only delay them."""
+    """Copy the running statistics of the model, which are averages already."""
     for own, other in zip(average.buffers(), model.buffers(), strict=True):
         own.copy_(other)
 
@@ -196,8 +192,8 @@ def _start(model: Model, recipe: R, task: Task[R]) -> _Run[Model]:
 
 
 @contextmanager
-def _own_randomness(device: torch.device) -> Iterator[None]:
-    """Restore the caller's random state afterwards, and use deterministic convolutions."""
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """Use deterministic convolutions, and restore the caller's random state afterwards."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -209,7 +205,7 @@ def _own_randomness(device: torch.device) -> Iterator[None]:
 
 
 def _seed_epoch(seed: int, epoch: int, device: torch.device) -> torch.Generator:
-    """A generator that depends on seed and epoch alone, so that resuming repeats the same draws."""
+    """A generator seeded by seed and epoch, so that a resumed run draws the same numbers."""
     words = np.random.SeedSequence([seed, epoch]).generate_state(2, np.uint64) >> 1
     torch.manual_seed(int(words[0]))  # stochastic depth draws from the default generator
     return torch.Generator(device).manual_seed(int(words[1]))
@@ -263,7 +259,7 @@ def _step(run: _Run[Model], inputs: Tensor, targets: Tensor, recipe: R, task: Ta
 def identify(
     model: nn.Module, images: NDArray[np.uint8], labels: NDArray[Any], recipe: Recipe
 ) -> dict[str, str | None]:
-    """Values that must be equal to resume a run: the recipe's fields, the data, the network's shapes."""
+    """The values that a saved run must share to be resumed: recipe, data and shapes of the network."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     return {
         **{name: json.dumps(value) for name, value in recipe.model_dump().items()},

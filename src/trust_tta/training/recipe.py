@@ -149,7 +149,6 @@ def _short_warmup(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_segmentation(dataset: str) -> bool:
-    """Whether a data set has segmentation masks."""
     return find_spec(dataset).layout == "segmentation"
 
 

@@ -1,4 +1,4 @@
-"""`train` and `finetune`: from a data set and a recipe to the files of a network, in one process or several."""
+"""`train` and `finetune`: train a network on a data set and write its files, in one process or several."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ class TrainedFiles:
 
     @property
     def accuracy(self) -> float:
-        """Score of the written weights on the held-out images."""
         return float(list(self.record["accuracy"].values())[-1])
 
 
@@ -187,7 +186,7 @@ def _provenance(role: str, checkpoint: Checkpoint | None) -> dict[str, str]:
 
 
 def _initialize(network: nn.Module, checkpoint: Checkpoint) -> str:
-    """Copy the weights whose names and shapes the network has; returns a sentence on what was copied."""
+    """Copy the weights that fit the network by name and shape; returns a sentence on their share."""
     own, state = network.state_dict(), checkpoint.state
     found = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
     share = sum(value.numel() for value in found.values()) / sum(value.numel() for value in own.values())
@@ -240,12 +239,12 @@ def _announce(data: TrainingData, progress: Progress) -> None:
     progress.note(f"{train} images of {data.description} to train on, {held_out} {data.measured_on} images")
 
 
-# several trainings, such as one for each held-out domain, in processes of their own
+# several trainings in processes, such as one for each left-out domain
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """The arguments of one training, picklable for another process."""
+    """The arguments of one training, which can be pickled."""
 
     data: str
     root: str
@@ -327,7 +326,7 @@ def _run_worker(connection: Connection, training: TrainingJob) -> None:
 
 
 class NoteForwarder(Progress):
-    """Progress that forwards its notes and nothing else."""
+    """Forwards notes and ignores steps."""
 
     def __init__(self, send: Callable[[str], object]) -> None:
         self.send = send

@@ -1,13 +1,13 @@
 """Training for segmentation: random scales and crops, and the cross-entropy of both heads.
 
-As MMSegmentation has it: logits are resized to the labels, pixels labeled 255 add nothing, and the sum is divided by
-the number of all pixels, or of the labeled ones alone. There is no color augmentation, so that corruptions stay unseen.
+As in MMSegmentation, logits are resized to the labels, pixels labeled 255 are ignored, and the sum is divided by the
+number of all pixels, or of the labeled ones. There is no color augmentation: corruptions stay unseen.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 
 from trust_tta.data.dataset import Dataset
 from trust_tta.data.segmentation_metrics import IGNORED, count_confusion
-from trust_tta.errors import ConfigError, DataError
+from trust_tta.errors import DataError
 from trust_tta.models.upernet import UPerNet
 from trust_tta.ops.segmentation_logits import CoarseLogits, apply_in_chunks
 from trust_tta.preprocessing import Preprocessing
@@ -65,10 +65,8 @@ def segmentation(classes: int, labels: NDArray[np.uint8], recipe: SegmentationRe
 
 
 def forward_heads(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The coarse logits of both heads."""
-    if not isinstance(model, UPerNet):
-        raise ConfigError(f"segmentation needs a UPerNet, but the network is a {type(model).__name__}")
-    return model.forward_training(inputs)
+    """The coarse logits of both heads of a UPerNet."""
+    return cast(UPerNet, model).forward_training(inputs)
 
 
 def class_weights(labels: NDArray[np.uint8], classes: int, balance: float) -> Tensor:

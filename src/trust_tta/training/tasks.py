@@ -1,7 +1,7 @@
-"""Tasks of the training loop: checks, augmentation, loss, metric and scores.
+"""Tasks of the training loop: checks, augmentation, loss and metric.
 
-Augmentation (crop, flip, cutout, mixup, cutmix) is of whole batches on their device, drawn from one generator. Nothing
-in it resembles a corruption (no noise, blur, color or contrast), so that corrupted test images stay unseen.
+Augmentation (crop, flip, cutout, mixup, cutmix) works on whole batches on the device. It has no noise, blur, color or
+contrast, so that the corruptions of the benchmarks stay unseen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Task(Generic[R]):
-    """The functions in which tasks differ.
+    """The functions of a task.
 
     `check(images, labels, recipe)` refuses arrays that do not fit. `augment(samples, chosen, recipe, generator, plain)`
     draws inputs (n, 3, h, w) and targets for the images at `chosen` (n,); the last epochs are `plain`. `loss(outputs,
@@ -87,7 +87,6 @@ def label_type(labels: NDArray[Any]) -> type[np.integer[Any]]:
 
 
 def accuracy(predictions: Tensor, labels: Tensor) -> float:
-    """The fraction of correct predictions."""
     return float((predictions == labels).double().mean())
 
 
@@ -141,7 +140,7 @@ def crop_and_flip(images: Tensor, chosen: Tensor, *, padding: int, flip: bool, g
 
 
 def cut_out(inputs: Tensor, *, side: int, generator: Generator) -> Tensor:
-    """Set one square of each image (n, 3, h, w) to zero, the mean; it may stick out over the border."""
+    """Set one square of each image (n, 3, h, w) to zero, the mean; it may extend beyond the border."""
     n, _, height, width = inputs.shape
     sides = torch.full((n,), side, device=inputs.device)
     rows, columns = _spans(sides, height, generator), _spans(sides, width, generator)
@@ -212,10 +211,8 @@ def recalibrate(
 ) -> None:
     """Replace the running statistics of every BatchNorm by their mean over whole batches of `images` (n, h, w, 3).
 
-    `forward(model, inputs)` passes through all of them where a prediction does not.
-
-    The batches are drawn: files come sorted by class, and a layer that normalizes a batch of one class by that batch's
-    own statistics hides from the next layer what sets the class apart.
+    `forward(model, inputs)` replaces the call of the model if a prediction does not pass through all of them. Batches
+    are drawn at random, since files are sorted by class and statistics of one class differ from those of all.
     """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
@@ -235,7 +232,7 @@ def recalibrate(
 
 
 def evaluation_batch(images: NDArray[np.uint8]) -> int:
-    """Images at a time without gradients: as many pixels as 1000 images of 32 x 32."""
+    """The batch size without gradients: as many pixels as 1000 images of 32 x 32."""
     height, width = (int(side) for side in images.shape[1:3])
     return max(16, 1000 * 32 * 32 // (height * width))
 
