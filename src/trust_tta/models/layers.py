@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trust_tta.ops import layer_norm as layer_norm_ops
 from trust_tta.ops import linear as linear_ops
 from trust_tta.ops.batch_norm import BatchNorm2d
 from trust_tta.ops.convolution import FirstConv2d, StridedConv2d
@@ -39,10 +40,23 @@ class Linear2d(nn.Linear):
 
 
 class LayerNorm2d(nn.LayerNorm):
-    """Layer normalization over the channels of (b, c, h, w)."""
+    """Layer normalization over the channels of (b, c, h, w); on a GPU, in the dtype of the map."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    backend: str = "auto"
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The normalized x, and plus `residual` (b, c, h, w)."""
+        if self.uses_kernels(x):
+            return layer_norm_ops.layer_norm(x, self.weight, self.bias, self.eps, residual)[1]
+        y = super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return y if residual is None else residual + y
+
+    def with_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x and the normalized x; the backward adds their gradients in one pass."""
+        return layer_norm_ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def uses_kernels(self, x: Tensor) -> bool:
+        return self.weight is not None and self.bias is not None and layer_norm_ops.can_use_kernels(x, self.backend)
 
 
 def make_norm(norm: str, channels: int) -> nn.Module:
