@@ -15,11 +15,12 @@ from trust_tta.models.base import FOUR_DIRECTIONS
 from trust_tta.models.config import EfficientVMambaConfig
 from trust_tta.models.layers import LayerNorm2d, StochasticDepth
 from trust_tta.models.localvmamba import ChannelAttention
-from trust_tta.models.sequences import Route, read, scan_sequences
+from trust_tta.models.sequences import Route, scan_sequences
 from trust_tta.models.ss2d import SS2D
-from trust_tta.models.staged import add_branch
+from trust_tta.models.staged import Stage, add_branch
 from trust_tta.models.vmamba import VMamba
-from trust_tta.ops.batch_norm import BatchNorm2d
+from trust_tta.ops.batch_norm import BatchNorm2d, norm_with_residual
+from trust_tta.ops.map_sequences import Paths, merge_map, read_map
 
 SCANNED_STAGES = 2
 
@@ -27,17 +28,23 @@ SCANNED_STAGES = 2
 class AtrousSS2D(SS2D):
     """SS2D of which each group scans one quarter of the pixels, every second one of every second row."""
 
-    def scan(self, x: Tensor, directions: Tensor) -> Tensor:
-        """Scan SiLU(x), x (b, c, h, w); group k reads the quarter directions[k], (4,) or (b, 4)."""
-        b, c, height, width = x.shape
-        u = F.pad(F.silu(x), (0, width % 2, 0, height % 2))  # zero pixels stay in the sequences
-        rows, columns = u.shape[2:]
-        quarters = visit_quarters(rows, columns, x.device)[directions]
-        sequences = read(u.flatten(2).unsqueeze(1).expand(-1, 4, -1, -1), quarters)
+    def scan(self, x: Tensor, directions: Paths) -> Tensor:  # type: ignore[override]
+        """Scan SiLU(x), x (b, c, h, w), along the quarters in `directions`, (4, l) or (b, 4, l)."""
+        sequences = read_map(x, directions, silu=True, backend=self.backend)
         y = scan_sequences(sequences, self.scan_parameters(), backend=self.backend)
-        joined = y.transpose(1, 2).flatten(2).unsqueeze(1)  # the quarters are disjoint: together, they are the map
-        y = read(joined, Route.along(quarters.flatten(-2).unsqueeze(-2), rows * columns).returns).squeeze(1)
-        return self.out_norm(y.view(b, c, rows, columns)[:, :, :height, :width])
+        return self.out_norm(merge_map(y, directions, x.shape[2], x.shape[3], backend=self.backend))
+
+
+class AtrousStage(Stage):
+    """Blocks that read the quarters of a map; group k of the parameters reads the quarter directions[k]."""
+
+    def paths(self, x: Tensor, directions: Tensor | None) -> Paths:
+        """`directions` (4,) or (b, 4)."""
+        height, width = x.shape[2:]
+        tokens = torch.arange(height * width, device=x.device).view(height, width)
+        padded = F.pad(tokens, (0, width % 2, 0, height % 2), value=height * width)  # zeros stay in the sequences
+        quarters = padded.flatten()[visit_quarters(padded.shape[0], padded.shape[1], x.device)[directions]]
+        return Paths(quarters, Route.along(quarters.flatten(-2).unsqueeze(-2), height * width).returns)
 
 
 def visit_quarters(height: int, width: int, device: torch.device) -> Tensor:
@@ -64,8 +71,8 @@ class EfficientBlock(nn.Module):
         self.se = ChannelAttention(dim)
         self.drop_path = StochasticDepth(drop_path)
 
-    def forward(self, x: Tensor, directions: Tensor) -> Tensor:
-        normal = self.norm(x)
+    def forward(self, x: Tensor, directions: Paths) -> Tensor:
+        x, normal = norm_with_residual(self.norm, x)
         branches = (self.op(normal, directions), self.conv_branch(normal))
         weighed = [self.se(branch.flatten(2)).view(x.shape) for branch in branches]
         return add_branch(x, weighed[0] + weighed[1], self.drop_path)
@@ -125,6 +132,7 @@ class EfficientVMamba(VMamba):
     """
 
     orders = FOUR_DIRECTIONS
+    stage_class = AtrousStage
     config: EfficientVMambaConfig
 
     def make_stage(self, i: int, rates: list[float], downsample: nn.Module) -> nn.Module:
