@@ -28,15 +28,33 @@ class Linear2d(nn.Linear):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer, and plus `residual` (b, out, h, w)."""
-        x, residual = x.permute(0, 2, 3, 1), None if residual is None else residual.permute(0, 2, 3, 1)
-        usable = self.backend in FUSED_BACKENDS and linear_ops.can_use_kernels(x, self.out_features, residual)
-        call = linear_ops.linear
-        if self.backend in FUSED_BACKENDS and onednn.takes(x, self.weight):
-            call = onednn.linear
-        # In half precision the library is as fast, unless something follows.
-        elif usable and (residual is not None or linear_ops.autocast_dtype(x) == torch.float32):
-            call = linear_ops.fused_linear
-        return call(x, self.weight, self.bias, residual).permute(0, 3, 1, 2)
+        return linear_of_pixels(x, self.weight, self.bias, residual, self.backend)
+
+
+class PointwiseConv2d(nn.Conv2d):
+    """1x1 convolution, computed as a linear layer; the weight is stored (out, in, 1, 1)."""
+
+    backend: str = "auto"
+
+    def __init__(self, channels: int, out_channels: int) -> None:
+        super().__init__(channels, out_channels, 1)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The convolution, and plus `residual` (b, out, h, w)."""
+        return linear_of_pixels(x, self.weight.flatten(1), self.bias, residual, self.backend)
+
+
+def linear_of_pixels(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, backend: str) -> Tensor:
+    """x (b, k, h, w) times `weight` (n, k) over its channels, plus `bias` (n,) and `residual` (b, n, h, w)."""
+    x, residual = x.permute(0, 2, 3, 1), None if residual is None else residual.permute(0, 2, 3, 1)
+    usable = backend in FUSED_BACKENDS and linear_ops.can_use_kernels(x, len(weight), residual)
+    call = linear_ops.linear
+    if backend in FUSED_BACKENDS and onednn.takes(x, weight):
+        call = onednn.linear
+    # In half precision the library is as fast, unless something follows.
+    elif usable and (residual is not None or linear_ops.autocast_dtype(x) == torch.float32):
+        call = linear_ops.fused_linear
+    return call(x, weight, bias, residual).permute(0, 3, 1, 2)
 
 
 class LayerNorm2d(nn.LayerNorm):

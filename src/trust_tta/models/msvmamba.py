@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from trust_tta.models.base import FOUR_DIRECTIONS
 from trust_tta.models.config import MSVMambaConfig
-from trust_tta.models.layers import LayerNorm2d, StochasticDepth
+from trust_tta.models.layers import LayerNorm2d, PointwiseConv2d, StochasticDepth
 from trust_tta.models.sequences import Route, scan_sequences, visit
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.staged import Stage
 from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.batch_norm import norm_with_residual
+from trust_tta.ops.convolution import DepthwiseConv2d
 from trust_tta.ops.map_sequences import Paths, merge_map, read_map
 from trust_tta.ops.tensors import Parameters
 
@@ -85,17 +86,17 @@ class MultiScaleSS2D(SS2D):
 class ConvFFN(nn.Module):
     """Two 1x1 convolutions, between them a depthwise one with a shortcut, then GELU."""
 
+    backend: str = "auto"
+
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.linear1 = nn.Conv2d(dim, hidden, 1)
-        self.linear2 = nn.Conv2d(hidden, dim, 1)
-        self.dwc = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+        self.linear1 = PointwiseConv2d(dim, hidden)
+        self.linear2 = PointwiseConv2d(hidden, dim)
+        self.dwc = DepthwiseConv2d(hidden, 3, bias=True)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layers, and plus `residual` (b, dim, h, w)."""
-        y = self.linear1(x)
-        y = self.linear2(F.gelu(y + self.dwc(y)))
-        return y if residual is None else residual + y
+        return self.linear2(self.dwc.with_shortcut_and_gelu(self.linear1(x), self.backend), residual)
 
 
 class MSVMambaBlock(nn.Module):
