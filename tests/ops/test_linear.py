@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from trust_tta.models.layers import Linear2d, Mlp, PointwiseConv2d  # noqa: E402
+from trust_tta.models.layers import Linear2d, Mlp, PointwiseConv2d, linear_of_pixels  # noqa: E402
 from trust_tta.ops import linear as linear_ops  # noqa: E402
 from trust_tta.ops.triton import linear as triton_linear  # noqa: E402
 from trust_tta.ops.triton import mlp as triton_mlp  # noqa: E402
@@ -144,11 +144,12 @@ def test_on_a_cpu_layers_are_plain() -> None:
 
 
 def test_a_pointwise_convolution_is_a_linear_layer() -> None:
-    x, residual = torch.randn(2, 8, 3, 5).to(memory_format=torch.channels_last), torch.randn(2, 4, 3, 5)
-    layer = PointwiseConv2d(8, 4)
-    assert layer.weight.shape == (4, 8, 1, 1)
-    torch.testing.assert_close(layer(x), F.conv2d(x, layer.weight, layer.bias), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(layer(x, residual), layer(x) + residual)
+    x, residual = (torch.randn(2, c, 3, 5, device=DEVICE).to(memory_format=torch.channels_last) for c in (8, 4))
+    layer = PointwiseConv2d(8, 4).to(DEVICE)
+    wanted = F.conv2d(x, layer.weight, layer.bias)
+    torch.testing.assert_close(layer(x, residual), wanted + residual, rtol=1e-4, atol=1e-5)
+    by_linear = linear_of_pixels(x, layer.weight.flatten(1), layer.bias, None, "auto")
+    torch.testing.assert_close(by_linear, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from trust_tta.models.base import FOUR_DIRECTIONS
 from trust_tta.models.config import EfficientVMambaConfig
-from trust_tta.models.layers import LayerNorm2d, StochasticDepth
+from trust_tta.models.layers import LayerNorm2d, PointwiseConv2d, StochasticDepth
 from trust_tta.models.localvmamba import ChannelAttention
 from trust_tta.models.sequences import Route, scan_sequences
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.staged import Stage, add_branch
 from trust_tta.models.vmamba import VMamba
 from trust_tta.ops.batch_norm import BatchNorm2d, norm_with_residual
+from trust_tta.ops.convolution import DepthwiseConv2d
 from trust_tta.ops.map_sequences import Paths, merge_map, read_map
 
 SCANNED_STAGES = 2
@@ -66,7 +67,7 @@ class EfficientBlock(nn.Module):
         self.norm = LayerNorm2d(dim)
         self.op = op
         self.conv_branch = nn.Sequential(
-            nn.Conv2d(dim, dim, 3, padding=1, groups=dim), BatchNorm2d(dim), nn.GELU(), nn.Conv2d(dim, dim, 1)
+            DepthwiseConv2d(dim, 3, bias=True), BatchNorm2d(dim), nn.GELU(), PointwiseConv2d(dim, dim)
         )
         self.se = ChannelAttention(dim)
         self.drop_path = StochasticDepth(drop_path)
@@ -97,12 +98,10 @@ class InvertedResidual(nn.Module):
     def __init__(self, dim: int, drop_path: float) -> None:
         super().__init__()
         wide = 4 * dim
-        self.conv_pw = nn.Sequential(nn.Conv2d(dim, wide, 1, bias=False), BatchNorm2d(wide), nn.ReLU())
-        self.conv_dw = nn.Sequential(
-            nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), BatchNorm2d(wide), nn.ReLU()
-        )
+        self.conv_pw = nn.Sequential(PointwiseConv2d(dim, wide, bias=False), BatchNorm2d(wide), nn.ReLU())
+        self.conv_dw = nn.Sequential(DepthwiseConv2d(wide, 3, bias=False), BatchNorm2d(wide), nn.ReLU())
         self.se = PixelSqueezeExcite(wide)
-        self.conv_pw2 = nn.Sequential(nn.Conv2d(wide, dim, 1, bias=False), BatchNorm2d(dim))
+        self.conv_pw2 = nn.Sequential(PointwiseConv2d(wide, dim, bias=False), BatchNorm2d(dim))
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -32,16 +32,19 @@ class Linear2d(nn.Linear):
 
 
 class PointwiseConv2d(nn.Conv2d):
-    """1x1 convolution, computed as a linear layer; the weight is stored (out, in, 1, 1)."""
+    """1x1 convolution; on a GPU, computed as a linear layer. The weight is stored (out, in, 1, 1)."""
 
     backend: str = "auto"
 
-    def __init__(self, channels: int, out_channels: int) -> None:
-        super().__init__(channels, out_channels, 1)
+    def __init__(self, channels: int, out_channels: int, *, bias: bool = True) -> None:
+        super().__init__(channels, out_channels, 1, bias=bias)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The convolution, and plus `residual` (b, out, h, w)."""
-        return linear_of_pixels(x, self.weight.flatten(1), self.bias, residual, self.backend)
+        if x.is_cuda and not torch.compiler.is_compiling():
+            return linear_of_pixels(x, self.weight.flatten(1), self.bias, residual, self.backend)
+        y = super().forward(x)
+        return y if residual is None else residual + y
 
 
 def linear_of_pixels(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, backend: str) -> Tensor:
