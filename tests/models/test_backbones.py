@@ -193,6 +193,19 @@ def test_features_are_those_of_the_original_code(file: str) -> None:
     np.testing.assert_allclose(features, arrays["features"], rtol=1e-4, atol=family.tolerance)
 
 
+@pytest.mark.parametrize("name", ["msvmambav3_tiny", "msvmamba_nano", "efficientvmamba_tiny"])
+def test_the_kernels_of_a_gpu_give_the_same(name: str) -> None:
+    """On odd maps, with an order for each image: logits and the gradient of every parameter."""
+    model = tiny(name, depths=(1, 1), dims=(8, 16)).to(torch.float32, memory_format=torch.channels_last)
+    images_, results = images(2, 44)[..., :36].float(), []
+    for backend in ("reference", "triton"):
+        model.set_scan_backend(backend)
+        logits = model(images_, order=["badc", "cdab"])
+        results.append([logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))])
+    for found, wanted in zip(*results, strict=True):
+        assert (found - wanted).norm() <= 1e-4 * wanted.norm() + 1e-5
+
+
 @pytest.mark.parametrize(("name", "published"), PUBLISHED.items())
 def test_a_variant_has_the_published_names_shapes_and_count(name: str, published: str) -> None:
     expected = load_golden_json("backbones/state_dicts.json")["models"][published]

@@ -25,7 +25,10 @@ from trust_tta.ops.triton import (  # noqa: E402
     batch_norm,
     convolution,
     cross_scan_merge,
+    depthwise,
+    layer_norm,
     linear,
+    map_sequences,
     mlp,
     ss2d,
     tiling,
@@ -75,7 +78,22 @@ def compile_scans() -> None:
                 ss2d.scan_map_backward(y, x, directions, saved, train_projections=train, train_scan=train)
         for maps in (y, y.repeat(32, 1, 1, 1)):  # few tiles and many
             norm, merged, mean, scale = cross_scan_merge.merge_norm(maps, side, side, weight, weight, 1e-5)
-            cross_scan_merge.merge_norm_backward(norm, merged, mean, scale, weight)
+            for train in (True, False):
+                cross_scan_merge.merge_norm_backward(norm, merged, mean, scale, weight, train=train)
+
+
+def compile_sequences() -> None:
+    """The sequences of MSVMamba and EfficientVMamba."""
+    for dtype, (c, side, parts) in product((HALF, torch.float32), ((96, 56, 1), (384, 14, 3), (768, 7, 3), (20, 5, 1))):
+        x, steps = torch.zeros(2, side, side, c, dtype=dtype), side * side
+        for batch in ((), (2,)):
+            visits = torch.zeros(*batch, 1, parts * steps, dtype=torch.int64)
+            for silu in (True, False):
+                u = map_sequences.read_map(x, visits, silu=silu)
+                map_sequences.merge_map(
+                    u, visits.unflatten(-1, (parts, steps)).squeeze(-3), side, side,
+                    add=None if silu else x, silu_of=x if silu else None,
+                )  # fmt: skip
 
 
 def compile_norms() -> None:
@@ -90,6 +108,9 @@ def compile_norms() -> None:
             saved = (vector, vector, vector)
             batch_norm.input_gradient(x, x, saved, (vector, vector), 1e-5, add=add)
             batch_norm.small_gradients(few, few, saved, 1e-5, add=add)
+        for add in (None, x):
+            norm, mean, scale = layer_norm.layer_norm(x, vector, vector, 1e-5, add=add)
+            layer_norm.layer_norm_backward(norm, x, mean, scale, vector, train=add is None, add=add)
         fields = {name: vector if "mean" in name else number for name in batch_norm.StreamStatistics._fields}
         stream = batch_norm.StreamStatistics(**fields)
         for mixing in (None, (4.0, 0.01)):
@@ -111,6 +132,11 @@ def compile_layers() -> None:
         elif mlp.supports(k, n):
             mlp.mlp(x, weight1, bias1, weight2, bias2, x)
             mlp.mlp_input_gradient(x, x, weight1, bias1, weight2)
+        for width in (7, 56):
+            maps, taps = torch.zeros(2, 14, width, k, dtype=dtype), torch.zeros(k, 1, 3, 3)
+            depthwise.convolve_with_shortcut(maps, taps, taps[:, 0, 0, 0].contiguous(), gelu=True)
+            depthwise.convolve_with_shortcut(maps, taps, taps[:, 0, 0, 0].contiguous(), slope_times=maps)
+            depthwise.convolve_with_shortcut(maps, taps, None)
     x = torch.zeros(2, 96, 56, 56)
     convolution.sum_patches(convolution.extract_patches(x, 3, 2, 1), x.shape, 2, 1)
 
@@ -122,9 +148,10 @@ def approximate(x: Tensor) -> bool:
 if __name__ == "__main__":
     driver.set_active(Driver())
     JITFunction.run = compile_only
-    for module in (tiling, cross_scan_merge):
+    for module in (tiling, cross_scan_merge, map_sequences):
         vars(module)["may_approximate"] = approximate
     compile_scans()
+    compile_sequences()
     compile_norms()
     compile_layers()
     kernels = {name for name, _ in compiled}

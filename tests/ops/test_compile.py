@@ -18,6 +18,7 @@ from trust_tta.ops.triton import mlp as triton_mlp
 from trust_tta.ops.triton import batch_norm as triton_norm
 from trust_tta.ops.triton import linear as triton_linear
 from trust_tta.ops.triton import convolution as triton_convolution
+from trust_tta.ops.triton import layer_norm as triton_layer_norm
 from trust_tta.ops.tensors import Parameters
 from trust_tta.ops.triton import backward, cross_scan_merge, forward, matmul, ss2d, ss2d_parameters
 
@@ -51,7 +52,7 @@ class Compiled:
         return KINDS[value.dtype] if torch.is_tensor(value) else "fp32" if isinstance(value, float) else "i32"
 
 modules = (backward, forward, cross_scan_merge, matmul, ss2d_parameters, triton_mlp, triton_norm, triton_convolution)
-for module in (*modules, triton_linear):
+for module in (*modules, triton_linear, triton_layer_norm):
     for name in [n for n in vars(module) if n.endswith("_kernel")]:
         setattr(module, name, Compiled(getattr(module, name)))
 
@@ -87,7 +88,7 @@ with torch.device("meta"):
     triton_norm.input_gradient(rows, rows, (weight,) * 3, totals, 1e-5, add=rows)
     triton_linear.hidden_gradient(rows, rows, first, torch.empty(4 * c, dtype=dtype), second)
     triton_linear.product(rows, second, slope_at=hidden)
-    cross_scan_merge.merge_norm_backward(merged, merged, mean, scale, weight)
+    cross_scan_merge.merge_norm_backward(merged, merged, mean, scale, weight, train=True)
     ss2d.scan_map_backward(
         torch.empty_like(y), x, directions, saved, train_projections=True, train_scan=True
     )

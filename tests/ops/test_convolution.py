@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -168,3 +169,33 @@ def test_a_depthwise_gradient_on_a_gpu(dtype: torch.dtype, monkeypatch: pytest.M
     for mine, theirs in zip(*found, strict=True):
         assert mine.dtype == theirs.dtype
         assert (mine - theirs).norm() <= (1e-5 if dtype == torch.float32 else 1e-2) * theirs.norm()
+
+
+STAGES = [
+    pytest.param((16, c, side, side), 3, marks=pytest.mark.gpu)
+    for c, side in ((384, 56), (768, 28), (1536, 14), (3072, 7))
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(("shape", "size"), [((2, 5, 3, 7), 3), ((1, 70, 5, 18), 3), ((2, 3, 9, 2), 5), *STAGES])
+@pytest.mark.usefixtures("nan_empty")
+def test_a_shortcut_and_gelu_in_one_kernel(
+    shape: tuple[int, ...], size: int, with_bias: bool, dtype: torch.dtype
+) -> None:
+    device, draw = "cuda" if torch.cuda.is_available() else "cpu", torch.Generator().manual_seed(0)
+    conv = DepthwiseConv2d(shape[1], size, bias=with_bias).to(device)
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=draw))
+    x, dy = (torch.randn(shape, generator=draw).to(device, dtype, memory_format=torch.channels_last) for _ in range(2))
+    results = []
+    for layer, backend, wanted in ((conv, "triton", x), (copy.deepcopy(conv).double(), "reference", x.double())):
+        leaf = wanted.detach().requires_grad_()
+        y = layer.with_shortcut_and_gelu(leaf, backend)
+        results.append([y, *torch.autograd.grad(y, [leaf, *layer.parameters()], dy.to(y.dtype))])
+    for ours, plain in zip(*results, strict=True):
+        assert (ours.double() - plain).norm() <= (3e-6 if dtype == torch.float32 else 2e-2) * plain.norm()
+    assert results[0][0].dtype == dtype
+    assert results[0][0].permute(0, 2, 3, 1).is_contiguous()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from trust_tta.models.layers import Linear2d, Mlp  # noqa: E402
+from trust_tta.models.layers import Linear2d, Mlp, PointwiseConv2d, linear_of_pixels  # noqa: E402
 from trust_tta.ops import linear as linear_ops  # noqa: E402
 from trust_tta.ops.triton import linear as triton_linear  # noqa: E402
 from trust_tta.ops.triton import mlp as triton_mlp  # noqa: E402
@@ -141,6 +141,15 @@ def test_on_a_cpu_layers_are_plain() -> None:
     expected = F.linear(x.permute(0, 2, 3, 1), layer.weight, layer.bias).permute(0, 3, 1, 2)
     assert torch.equal(layer(x), expected)
     assert torch.equal(layer(x, expected), expected + expected)
+
+
+def test_a_pointwise_convolution_is_a_linear_layer() -> None:
+    x, residual = (torch.randn(2, c, 3, 5, device=DEVICE).to(memory_format=torch.channels_last) for c in (8, 4))
+    layer = PointwiseConv2d(8, 4).to(DEVICE)
+    wanted = F.conv2d(x, layer.weight, layer.bias)
+    torch.testing.assert_close(layer(x, residual), wanted + residual, rtol=1e-4, atol=1e-5)
+    by_linear = linear_of_pixels(x, layer.weight.flatten(1), layer.bias, None, "auto")
+    torch.testing.assert_close(by_linear, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

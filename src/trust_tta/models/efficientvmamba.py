@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from trust_tta.models.base import FOUR_DIRECTIONS
 from trust_tta.models.config import EfficientVMambaConfig
-from trust_tta.models.layers import LayerNorm2d, StochasticDepth
+from trust_tta.models.layers import LayerNorm2d, PointwiseConv2d, StochasticDepth
 from trust_tta.models.localvmamba import ChannelAttention
-from trust_tta.models.sequences import Route, read, scan_sequences
+from trust_tta.models.sequences import Route, scan_sequences
 from trust_tta.models.ss2d import SS2D
-from trust_tta.models.staged import add_branch
+from trust_tta.models.staged import Stage, add_branch
 from trust_tta.models.vmamba import VMamba
-from trust_tta.ops.batch_norm import BatchNorm2d
+from trust_tta.ops.batch_norm import BatchNorm2d, norm_with_residual
+from trust_tta.ops.convolution import DepthwiseConv2d
+from trust_tta.ops.map_sequences import Paths, merge_map, read_map
 
 SCANNED_STAGES = 2
 
@@ -27,17 +29,23 @@ SCANNED_STAGES = 2
 class AtrousSS2D(SS2D):
     """SS2D of which each group scans one quarter of the pixels, every second one of every second row."""
 
-    def scan(self, x: Tensor, directions: Tensor) -> Tensor:
-        """Scan SiLU(x), x (b, c, h, w); group k reads the quarter directions[k], (4,) or (b, 4)."""
-        b, c, height, width = x.shape
-        u = F.pad(F.silu(x), (0, width % 2, 0, height % 2))  # zero pixels stay in the sequences
-        rows, columns = u.shape[2:]
-        quarters = visit_quarters(rows, columns, x.device)[directions]
-        sequences = read(u.flatten(2).unsqueeze(1).expand(-1, 4, -1, -1), quarters)
+    def scan(self, x: Tensor, directions: Paths) -> Tensor:  # type: ignore[override]
+        """Scan SiLU(x), x (b, c, h, w), along the quarters in `directions`, (4, l) or (b, 4, l)."""
+        sequences = read_map(x, directions, silu=True, backend=self.backend)
         y = scan_sequences(sequences, self.scan_parameters(), backend=self.backend)
-        joined = y.transpose(1, 2).flatten(2).unsqueeze(1)  # the quarters are disjoint: together, they are the map
-        y = read(joined, Route.along(quarters.flatten(-2).unsqueeze(-2), rows * columns).returns).squeeze(1)
-        return self.out_norm(y.view(b, c, rows, columns)[:, :, :height, :width])
+        return self.out_norm(merge_map(y, directions, x.shape[2], x.shape[3], backend=self.backend))
+
+
+class AtrousStage(Stage):
+    """Blocks that read the quarters of a map; group k of the parameters reads the quarter directions[k]."""
+
+    def paths(self, x: Tensor, directions: Tensor | None) -> Paths:
+        """`directions` (4,) or (b, 4)."""
+        height, width = x.shape[2:]
+        tokens = torch.arange(height * width, device=x.device).view(height, width)
+        padded = F.pad(tokens, (0, width % 2, 0, height % 2), value=height * width)  # zeros stay in the sequences
+        quarters = padded.flatten()[visit_quarters(padded.shape[0], padded.shape[1], x.device)[directions]]
+        return Paths(quarters, Route.along(quarters.flatten(-2).unsqueeze(-2), height * width).returns)
 
 
 def visit_quarters(height: int, width: int, device: torch.device) -> Tensor:
@@ -59,13 +67,13 @@ class EfficientBlock(nn.Module):
         self.norm = LayerNorm2d(dim)
         self.op = op
         self.conv_branch = nn.Sequential(
-            nn.Conv2d(dim, dim, 3, padding=1, groups=dim), BatchNorm2d(dim), nn.GELU(), nn.Conv2d(dim, dim, 1)
+            DepthwiseConv2d(dim, 3, bias=True), BatchNorm2d(dim), nn.GELU(), PointwiseConv2d(dim, dim)
         )
         self.se = ChannelAttention(dim)
         self.drop_path = StochasticDepth(drop_path)
 
-    def forward(self, x: Tensor, directions: Tensor) -> Tensor:
-        normal = self.norm(x)
+    def forward(self, x: Tensor, directions: Paths) -> Tensor:
+        x, normal = norm_with_residual(self.norm, x)
         branches = (self.op(normal, directions), self.conv_branch(normal))
         weighed = [self.se(branch.flatten(2)).view(x.shape) for branch in branches]
         return add_branch(x, weighed[0] + weighed[1], self.drop_path)
@@ -90,12 +98,10 @@ class InvertedResidual(nn.Module):
     def __init__(self, dim: int, drop_path: float) -> None:
         super().__init__()
         wide = 4 * dim
-        self.conv_pw = nn.Sequential(nn.Conv2d(dim, wide, 1, bias=False), BatchNorm2d(wide), nn.ReLU())
-        self.conv_dw = nn.Sequential(
-            nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), BatchNorm2d(wide), nn.ReLU()
-        )
+        self.conv_pw = nn.Sequential(PointwiseConv2d(dim, wide, bias=False), BatchNorm2d(wide), nn.ReLU())
+        self.conv_dw = nn.Sequential(DepthwiseConv2d(wide, 3, bias=False), BatchNorm2d(wide), nn.ReLU())
         self.se = PixelSqueezeExcite(wide)
-        self.conv_pw2 = nn.Sequential(nn.Conv2d(wide, dim, 1, bias=False), BatchNorm2d(dim))
+        self.conv_pw2 = nn.Sequential(PointwiseConv2d(wide, dim, bias=False), BatchNorm2d(dim))
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -125,6 +131,7 @@ class EfficientVMamba(VMamba):
     """
 
     orders = FOUR_DIRECTIONS
+    stage_class = AtrousStage
     config: EfficientVMambaConfig
 
     def make_stage(self, i: int, rates: list[float], downsample: nn.Module) -> nn.Module:

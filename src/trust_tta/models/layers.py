@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trust_tta.ops import layer_norm as layer_norm_ops
 from trust_tta.ops import linear as linear_ops
 from trust_tta.ops.batch_norm import BatchNorm2d
 from trust_tta.ops.convolution import FirstConv2d, StridedConv2d
@@ -27,22 +28,56 @@ class Linear2d(nn.Linear):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer, and plus `residual` (b, out, h, w)."""
-        x, residual = x.permute(0, 2, 3, 1), None if residual is None else residual.permute(0, 2, 3, 1)
-        usable = self.backend in FUSED_BACKENDS and linear_ops.can_use_kernels(x, self.out_features, residual)
-        call = linear_ops.linear
-        if self.backend in FUSED_BACKENDS and onednn.takes(x, self.weight):
-            call = onednn.linear
-        # In half precision the library is as fast, unless something follows.
-        elif usable and (residual is not None or linear_ops.autocast_dtype(x) == torch.float32):
-            call = linear_ops.fused_linear
-        return call(x, self.weight, self.bias, residual).permute(0, 3, 1, 2)
+        return linear_of_pixels(x, self.weight, self.bias, residual, self.backend)
+
+
+class PointwiseConv2d(nn.Conv2d):
+    """1x1 convolution; on a GPU, computed as a linear layer. The weight is stored (out, in, 1, 1)."""
+
+    backend: str = "auto"
+
+    def __init__(self, channels: int, out_channels: int, *, bias: bool = True) -> None:
+        super().__init__(channels, out_channels, 1, bias=bias)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The convolution, and plus `residual` (b, out, h, w)."""
+        if x.is_cuda and not torch.compiler.is_compiling():
+            return linear_of_pixels(x, self.weight.flatten(1), self.bias, residual, self.backend)
+        y = super().forward(x)
+        return y if residual is None else residual + y
+
+
+def linear_of_pixels(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, backend: str) -> Tensor:
+    """x (b, k, h, w) times `weight` (n, k) over its channels, plus `bias` (n,) and `residual` (b, n, h, w)."""
+    x, residual = x.permute(0, 2, 3, 1), None if residual is None else residual.permute(0, 2, 3, 1)
+    usable = backend in FUSED_BACKENDS and linear_ops.can_use_kernels(x, len(weight), residual)
+    call = linear_ops.linear
+    if backend in FUSED_BACKENDS and onednn.takes(x, weight):
+        call = onednn.linear
+    # In half precision the library is as fast, unless something follows.
+    elif usable and (residual is not None or linear_ops.autocast_dtype(x) == torch.float32):
+        call = linear_ops.fused_linear
+    return call(x, weight, bias, residual).permute(0, 3, 1, 2)
 
 
 class LayerNorm2d(nn.LayerNorm):
-    """Layer normalization over the channels of (b, c, h, w)."""
+    """Layer normalization over the channels of (b, c, h, w); on a GPU, in the dtype of the map."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    backend: str = "auto"
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The normalized x, and plus `residual` (b, c, h, w)."""
+        if self.uses_kernels(x):
+            return layer_norm_ops.layer_norm(x, self.weight, self.bias, self.eps, residual)[1]
+        y = super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return y if residual is None else residual + y
+
+    def with_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x and the normalized x; the backward adds their gradients in one pass."""
+        return layer_norm_ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def uses_kernels(self, x: Tensor) -> bool:
+        return self.weight is not None and self.bias is not None and layer_norm_ops.can_use_kernels(x, self.backend)
 
 
 def make_norm(norm: str, channels: int) -> nn.Module:

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from trust_tta.models.base import FOUR_DIRECTIONS
 from trust_tta.models.config import LocalVMambaConfig
+from trust_tta.models.layers import LayerNorm2d
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.vmamba import VMamba
+from trust_tta.ops.map_sequences import read_map
 
 
 class ChannelAttention(nn.Module):
@@ -21,12 +23,13 @@ class ChannelAttention(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(dim)
+        self.norm = LayerNorm2d(dim)
         self.global_reduce = nn.Linear(dim, dim // 8)
         self.channel_select = nn.Linear(dim // 8, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        mean = self.norm(x.transpose(-1, -2)).mean(-2)
+        tokens = x.flatten(0, -3).unsqueeze(-1)  # maps of one column
+        mean = self.norm(tokens).mean((2, 3)).view(x.shape[:-1])
         weights: Tensor = torch.sigmoid(self.channel_select(F.gelu(self.global_reduce(mean))))
         return x * weights.unsqueeze(-1)
 
@@ -43,8 +46,7 @@ class LocalSS2D(SS2D):
         """Scan SiLU(x), x (b, c, h, w); group k reads the direction `direction_names[directions[k]]`."""
         b, c, height, width = x.shape
         route = self.route(height, width, directions)
-        u = F.pad(F.silu(x).flatten(2), (0, 1))  # the zero token
-        sequences = read(u.unsqueeze(1).expand(-1, 4, -1, -1), route.visits)
+        sequences = read_map(x, route.paths(), silu=True, backend=self.backend)
         y = scan_sequences(sequences, self.scan_parameters(), backend=self.backend)
         y = self.multi_scan["attn"](read(y, route.returns)).sum(1)
         return self.out_norm(y.view(b, c, height, width))

@@ -17,7 +17,7 @@ from trust_tta.models.config import MambaVisionConfig
 from trust_tta.models.layers import LayerNorm2d, Linear2d, Mlp, StochasticDepth, initialize_linear
 from trust_tta.models.sequences import Route, read, scan_sequences, visit
 from trust_tta.models.staged import Stage, StagedNetwork, add_branch, attend, drop_path_rates
-from trust_tta.ops.batch_norm import BatchNorm2d
+from trust_tta.ops.batch_norm import BatchNorm2d, norm_with_residual
 from trust_tta.ops.tensors import Parameters
 
 DIRECTIONS = ("h", "v", "h_flip", "v_flip")
@@ -108,10 +108,12 @@ class WindowBlock(nn.Module):
         self.gamma_2 = _layer_scale(config.layer_scale, dim)
 
     def forward(self, x: Tensor, routes: tuple[Route, Route] | None) -> Tensor:
-        x = add_branch(x, self.mixer(self.norm1(x), routes), self.drop_path, self.gamma_1)
+        x, normal = norm_with_residual(self.norm1, x)
+        x = add_branch(x, self.mixer(normal, routes), self.drop_path, self.gamma_1)
+        x, normal = norm_with_residual(self.norm2, x)
         if self.gamma_2 is None and not self.drop_path.drops:
-            return self.mlp(self.norm2(x), x)
-        return add_branch(x, self.mlp(self.norm2(x)), self.drop_path, self.gamma_2)
+            return self.mlp(normal, x)
+        return add_branch(x, self.mlp(normal), self.drop_path, self.gamma_2)
 
 
 class ConvBlock(nn.Module):

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 from trust_tta.models.base import FOUR_DIRECTIONS
 from trust_tta.models.config import MSVMambaConfig
-from trust_tta.models.layers import LayerNorm2d, StochasticDepth
-from trust_tta.models.sequences import Route, read, scan_sequences, visit
+from trust_tta.models.layers import LayerNorm2d, PointwiseConv2d, StochasticDepth
+from trust_tta.models.sequences import Route, scan_sequences, visit
 from trust_tta.models.ss2d import SS2D
-from trust_tta.models.staged import add_branch
+from trust_tta.models.staged import Stage
 from trust_tta.models.vmamba import VMamba
+from trust_tta.ops.batch_norm import norm_with_residual
+from trust_tta.ops.convolution import DepthwiseConv2d
+from trust_tta.ops.map_sequences import Paths, merge_map, read_map
 from trust_tta.ops.tensors import Parameters
 
 DIRECTIONS = ("h", "h_flip", "v", "v_flip")  # a, b, c, d: as published, the first at full resolution
@@ -47,27 +50,25 @@ class MultiScaleSS2D(SS2D):
         self.conv2d_b1 = nn.Conv2d(inner, inner, 7, stride=2, padding=3, groups=inner)
         self.se = SqueezeExcite(inner)
 
-    def forward(self, x: Tensor, directions: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x (b, dim, h, w); `directions` (4,) or (b, 4): of the full map and of the three parts of the small one."""
+    def forward(self, x: Tensor, directions: tuple[Paths, Paths], residual: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """x (b, dim, h, w); `directions` through maps of full and half size; plus `residual` (b, dim, h, w)."""
         u = self.in_proj(x)
         if self.gate:
             u, z = u.chunk(2, dim=1)
-        full = self.scan_joined(F.silu(self.conv2d(u)), directions[..., :1], self.full)
-        low = self.scan_joined(F.silu(self.conv2d_b1(u)), directions[..., 1:], self.low)
+        full = self.scan_joined(self.conv2d(u), directions[0], self.full)
+        small, (height, width), backend = self.conv2d_b1(u), x.shape[2:], self.backend
+        low = self.scan_joined(small, directions[1], self.low)
+        low = merge_map(low, directions[1], small.shape[2], small.shape[3], backend=backend)
         if self.first_generation:
-            y = full + F.interpolate(low, x.shape[2:], mode="bilinear", align_corners=False)
+            y = merge_map(full, directions[0], height, width, backend=backend)
+            y = y + F.interpolate(low, (height, width), mode="bilinear", align_corners=False)
         else:
-            y = self.out_norm(full + F.interpolate(low, x.shape[2:], mode="nearest"))
+            y = self.out_norm(merge_map(full, directions[0], height, width, half=low, backend=backend))
         y = self.se(y)
         return self.out_proj(y * F.silu(z) if self.gate else y, residual)
 
-    def scan_joined(self, x: Tensor, directions: Tensor, group: int) -> Tensor:
-        """Scan x (b, c, h, w) along k directions (k,) or (b, k), joined to one sequence; the sum of its parts."""
-        b, c, height, width = x.shape
-        parts = directions.shape[-1]
-        route = Route.along(visit(DIRECTIONS, height, width, x.device)[directions], height * width)
-        u = read(x.flatten(2).unsqueeze(1).expand(-1, parts, -1, -1), route.visits)
-        u = u.transpose(1, 2).flatten(2).unsqueeze(1)  # (b, 1, c, k * l)
+    def scan_joined(self, x: Tensor, paths: Paths, group: int) -> Tensor:
+        """Scan SiLU(x), x (b, c, h, w), along one path of parts joined to a sequence: (b, 1, c, l)."""
         parameters = Parameters(
             self.x_proj_weight[group : group + 1],
             self.dt_projs_weight[group : group + 1],
@@ -75,24 +76,27 @@ class MultiScaleSS2D(SS2D):
             self.A_logs.chunk(2)[group],
             self.Ds.chunk(2)[group],
         )
-        y = scan_sequences(u, parameters, backend=self.backend).squeeze(1).unflatten(2, (parts, -1))
-        if self.first_generation:  # normalizes every step of each part
-            y = self.out_norm(y)
-        return read(y.transpose(1, 2), route.returns).sum(1).view(b, c, height, width)
+        u = read_map(x, paths, silu=True, backend=self.backend)
+        y = scan_sequences(u, parameters, backend=self.backend)
+        if self.first_generation:  # normalizes every step
+            y = self.out_norm(y.transpose(1, 2)).transpose(1, 2)
+        return y
 
 
 class ConvFFN(nn.Module):
     """Two 1x1 convolutions, between them a depthwise one with a shortcut, then GELU."""
 
+    backend: str = "auto"
+
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.linear1 = nn.Conv2d(dim, hidden, 1)
-        self.linear2 = nn.Conv2d(hidden, dim, 1)
-        self.dwc = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+        self.linear1 = PointwiseConv2d(dim, hidden)
+        self.linear2 = PointwiseConv2d(hidden, dim)
+        self.dwc = DepthwiseConv2d(hidden, 3, bias=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.linear1(x)
-        return self.linear2(F.gelu(y + self.dwc(y)))
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The layers, and plus `residual` (b, dim, h, w)."""
+        return self.linear2(self.dwc.with_shortcut_and_gelu(self.linear1(x), self.backend), residual)
 
 
 class MSVMambaBlock(nn.Module):
@@ -107,10 +111,30 @@ class MSVMambaBlock(nn.Module):
         self.norm2 = LayerNorm2d(dim)
         self.drop_path = StochasticDepth(drop_path)
 
-    def forward(self, x: Tensor, directions: Tensor) -> Tensor:
-        x = add_branch(x, self.op(self.norm(x), directions), self.drop_path)
-        ffn = self.convFFN(self.norm2(x)) if self.norm_first else self.norm2(self.convFFN(x))
-        return add_branch(x, ffn, self.drop_path)
+    def forward(self, x: Tensor, directions: tuple[Paths, Paths]) -> Tensor:
+        x, normal = norm_with_residual(self.norm, x)
+        if self.drop_path.drops:
+            x = x + self.drop_path(self.op(normal, directions))
+            ffn = self.convFFN(self.norm2(x)) if self.norm_first else self.norm2(self.convFFN(x))
+            return x + self.drop_path(ffn)
+        x = self.op(normal, directions, x)
+        if not self.norm_first:
+            return self.norm2(self.convFFN(x), x)
+        x, normal = norm_with_residual(self.norm2, x)
+        return self.convFFN(normal, x)
+
+
+class MultiScaleStage(Stage):
+    """Blocks that read a map along one direction, and three of a map of half its size joined to one."""
+
+    def paths(self, x: Tensor, directions: Tensor) -> tuple[Paths, Paths]:  # type: ignore[override]
+        """Those of the full and of the small map; `directions` (4,) or (b, 4)."""
+        found = []
+        for part, divisor in ((directions[..., :1], 1), (directions[..., 1:], 2)):
+            height, width = ((size + divisor - 1) // divisor for size in x.shape[2:])
+            visits = visit(DIRECTIONS, height, width, x.device)[part]
+            found.append(Route.along(visits, height * width).paths(joined=True))
+        return found[0], found[1]
 
 
 class MSVMamba(VMamba):
@@ -120,6 +144,7 @@ class MSVMamba(VMamba):
     """
 
     orders = FOUR_DIRECTIONS
+    stage_class = MultiScaleStage
     config: MSVMambaConfig
 
     def make_block(self, dim: int, block: int, drop_path: float) -> nn.Module:

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trust_tta.ops.functional import grouped_scan
+from trust_tta.ops.map_sequences import Paths
+from trust_tta.ops.map_sequences import read as read
 from trust_tta.ops.tensors import Parameters
 
 
@@ -52,11 +54,11 @@ class Route(NamedTuple):
         found = torch.zeros(*visits.shape[:-1], tokens + 1, dtype=visits.dtype, device=visits.device)
         return cls(visits, found.scatter_(-1, visits, steps)[..., :tokens])
 
-
-def read(x: Tensor, steps: Tensor) -> Tensor:
-    """x (b, k, c, l) along its last axis at `steps` (k, m) or (b, k, m): (b, k, c, m)."""
-    steps = steps if steps.dim() == 3 else steps[None]
-    return x.gather(3, steps[:, :, None].expand(*x.shape[:3], steps.shape[-1]))
+    def paths(self, *, joined: bool = False) -> Paths:
+        """The sequences, each of all tokens, for `read_map`; `joined`: one after the other, as a single one."""
+        sequences, steps = self.visits.shape[-2:]
+        places = self.returns + torch.arange(0, sequences * steps, steps, device=self.returns.device)[:, None]
+        return Paths(self.visits.flatten(-2).unsqueeze(-2) if joined else self.visits, places)
 
 
 def scan_sequences(u: Tensor, parameters: Parameters, *, backend: str = "auto") -> Tensor:

@@ -19,7 +19,7 @@ from trust_tta.models.config import SpatialMambaConfig
 from trust_tta.models.layers import LayerNorm2d, Linear2d, Mlp, StochasticDepth, initialize_linear, reset_steps
 from trust_tta.models.sequences import Route, at_least_float32, read, visit
 from trust_tta.models.staged import Stage, StagedNetwork, add_branch, drop_path_rates
-from trust_tta.ops.batch_norm import BatchNorm2d
+from trust_tta.ops.batch_norm import BatchNorm2d, norm_with_residual
 from trust_tta.ops.convolution import DepthwiseConv2d
 from trust_tta.ops.functional import grouped_scan
 
@@ -84,9 +84,10 @@ class PositionedBlock(nn.Module):
     def forward(self, x: Tensor, directions: Tensor | None) -> Tensor:
         norm1, mixer, norm2 = (self.get_submodule(name) for name in self.names)
         x = x + self.cpe1(x)
-        x = add_branch(x, mixer(norm1(x), directions), self.drop_path)
-        x = x + self.cpe2(x)
-        return add_branch(x, self.mlp(norm2(x)), self.drop_path)
+        x, normal = norm_with_residual(norm1, x)
+        x = add_branch(x, mixer(normal, directions), self.drop_path)
+        x, normal = norm_with_residual(norm2, x + self.cpe2(x))
+        return add_branch(x, self.mlp(normal), self.drop_path)
 
 
 class StateFusion(nn.Module):

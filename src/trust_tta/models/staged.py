@@ -25,9 +25,15 @@ class Stage(nn.Module):
         self.downsample = downsample
 
     def forward(self, x: Tensor, directions: Tensor | None) -> Tensor:
+        paths = self.paths(x, directions)
         for block in self.blocks:
-            x = block(x, directions)
+            x = block(x, paths)
         return x
+
+    def paths(self, x: Tensor, directions: Tensor | None) -> Any:
+        """What the blocks take besides the map: the directions, or paths through maps of the size of x."""
+        del x
+        return directions
 
 
 class StagedNetwork(ScanNetwork):

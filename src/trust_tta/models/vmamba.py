@@ -58,6 +58,7 @@ class VMamba(StagedNetwork):
     }
     norm_path: ClassVar[str] = "classifier.norm"
     head_path: ClassVar[str] = "classifier.head"
+    stage_class: ClassVar[type[Stage]] = Stage
     config: VMambaConfig
     patch_embed: nn.Sequential
     classifier: Classifier
@@ -83,7 +84,7 @@ class VMamba(StagedNetwork):
         """Stage i, a block for each rate of stochastic depth."""
         first = sum(self.config.depths[:i])
         blocks = [self.make_block(self.config.dims[i], first + j, rate) for j, rate in enumerate(rates)]
-        return Stage(blocks, downsample)
+        return self.stage_class(blocks, downsample)
 
     def make_block(self, dim: int, block: int, drop_path: float) -> nn.Module:
         """A block of a stage; blocks are counted over all stages."""

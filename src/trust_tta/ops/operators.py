@@ -201,17 +201,10 @@ def run_merge_norm_backward(
     dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, train: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of y (b, 2, c, h*w), weight and bias (c,); the last two are empty unless `train`."""
-    from trust_tta.ops import triton
+    from trust_tta.ops.triton import merge_norm_backward as triton_merge_norm_backward
 
-    if not train:
-        none = weight.new_empty(0), bias.new_empty(0)
-        return triton.merge_norm_backward(dnorm, x, mean, scale, weight), *none
-    # PyTorch has this for weights of the map's dtype only; it asks for the bias but does not read it.
-    factor = weight.to(x.dtype)
-    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-        dnorm.contiguous(), x, x.shape[-1:], mean, scale, factor, factor, [True, True, True]
-    )
-    return triton.cross_scan(dx.permute(0, 3, 1, 2), silu=False), dweight.to(weight.dtype), dbias.to(bias.dtype)
+    dy, dweight, dbias = triton_merge_norm_backward(dnorm, x, mean, scale, weight, train=train)
+    return dy, dweight.to(weight.dtype), dbias.to(bias.dtype)
 
 
 def _fake_merge_norm(y: Tensor, height: int, width: int, *arguments: Any) -> tuple[Tensor, ...]:

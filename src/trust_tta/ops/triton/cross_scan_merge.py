@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trust_tta.ops.triton.layer_norm import layer_norm, layer_norm_backward
 from trust_tta.ops.triton.tiling import ceil_div, may_approximate, power_of_two
 
 NORM_ELEMENTS = 1024  # that a warp normalizes at a time
@@ -49,10 +50,7 @@ def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = 
     point = x if silu_of is None else silu_of
     with torch.cuda.device_of(y):
         strides = (*x.stride(), *point.stride())
-        pixels = max(height, width)
-        sizes = (8, 64, 8) if pixels <= 32 else (16, 32, 8)
-        if pixels <= 8 or y.dtype == torch.float32:
-            sizes = _scan_sizes(pixels)
+        sizes = merge_sizes(max(height, width), y.dtype)
         _launch(cross_merge_kernel, (x, point, y), strides, y, height, width, sizes, SILU=silu_of is not None)
     return x
 
@@ -65,7 +63,8 @@ def merge_norm(
     grid = (ceil_div(height, TILE_SIDE) * ceil_div(width, TILE_SIDE), batch)
     if grid[0] * grid[1] < MIN_TILES:
         x = cross_merge(y, height, width).permute(0, 2, 3, 1)
-        return _layer_norm(x, weight.contiguous(), bias.contiguous(), eps, keep=keep)
+        norm, mean, scale = layer_norm(x, weight, bias, eps, out=None if keep else x)
+        return norm, x, mean, scale
     y = y.contiguous()
     norm = _pixels(y, height, width)
     x = _pixels(y, height, width) if keep else norm
@@ -82,35 +81,12 @@ def merge_norm(
     return norm, x, mean, scale
 
 
-def merge_norm_backward(dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
-    """The gradient (b, 2, c, h*w) of the sequences that `merge_norm` merged, from that of the norm (b, h, w, c)."""
-    dx = torch.empty_like(x)
-    rows, count = x.numel() // x.shape[-1], x.shape[-1]
-    block_c = power_of_two(count)
-    block_r = max(1, 4096 // block_c)
-    with torch.cuda.device_of(x):
-        norm_backward_kernel[(ceil_div(rows, block_r),)](
-            dnorm.contiguous(), x, mean, scale, weight.contiguous(), dx, rows,
-            CHANNELS=count, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4, enable_fp_fusion=True,
-        )  # fmt: skip
-    return cross_scan(dx.permute(0, 3, 1, 2), silu=False)
-
-
-def _layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, *, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`merge_norm` of an already merged map (b, h, w, c)."""
-    norm = torch.empty_like(x) if keep else x
-    mean, scale = (x.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
-    rows, count = x.numel() // x.shape[-1], x.shape[-1]
-    block_c = power_of_two(count)
-    block_r = max(1, 2048 // block_c)
-    with torch.cuda.device_of(x):
-        layer_norm_kernel[(ceil_div(rows, block_r),)](
-            x, weight, bias, norm, mean, scale, rows, eps,
-            CHANNELS=count, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4, enable_fp_fusion=True,
-        )  # fmt: skip
-    return norm, x, mean, scale
+def merge_norm_backward(
+    dnorm: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, *, train: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the sequences (b, 2, c, h*w) that `merge_norm` merged, and as of `layer_norm_backward`."""
+    dx, dweight, dbias = layer_norm_backward(dnorm, x, mean, scale, weight, train=train)
+    return cross_scan(dx.permute(0, 3, 1, 2), silu=False), dweight, dbias
 
 
 def _pixels(y: Tensor, height: int, width: int) -> Tensor:
@@ -120,6 +96,13 @@ def _pixels(y: Tensor, height: int, width: int) -> Tensor:
 def _scan_sizes(pixels: int) -> tuple[int, int, int]:
     """Side, channels and warps of a tile, by the longer side of the map."""
     return (8, 32, 4) if pixels <= 8 else (16, 16, 8)
+
+
+def merge_sizes(pixels: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """`_scan_sizes` for a merge; the fastest on an H200."""
+    if pixels <= 8 or dtype == torch.float32:
+        return _scan_sizes(pixels)
+    return (8, 64, 8) if pixels <= 32 else (16, 32, 8)
 
 
 def _launch(
@@ -314,48 +297,3 @@ def merge_norm_kernel(
         tl.store(p_scale + i_b * (HEIGHT * WIDTH) + o_pixel, b_scale, mask=m_p)
         b_n = b_d * b_scale[:, None] * b_w + b_b
         tl.store(p_norm + o_map, b_n.to(p_norm.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def layer_norm_kernel(
-    p_x, p_weight, p_bias, p_norm, p_mean, p_scale, rows, eps,
-    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """LayerNorm of a block of pixels over the channels."""
-    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
-    o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-    o_c = tl.arange(0, BLOCK_C)
-    m_r, m_c = o_r < rows, o_c < CHANNELS
-    o_x, mask = o_r[:, None] * CHANNELS + o_c[None, :], m_r[:, None] & m_c[None, :]
-    b_w = tl.load(p_weight + o_c, mask=m_c, other=0.0).to(tl.float32)[None, :]
-    b_b = tl.load(p_bias + o_c, mask=m_c, other=0.0).to(tl.float32)[None, :]
-    b_x = tl.load(p_x + o_x, mask=mask, other=0.0).to(tl.float32)
-    b_mean = tl.sum(b_x, 1) / CHANNELS
-    b_d = tl.where(m_c[None, :], b_x - b_mean[:, None], 0.0)
-    b_scale = tl.rsqrt(tl.sum(b_d * b_d, 1) / CHANNELS + eps)
-    tl.store(p_mean + o_r, b_mean, mask=m_r)
-    tl.store(p_scale + o_r, b_scale, mask=m_r)
-    tl.store(p_norm + o_x, (b_d * b_scale[:, None] * b_w + b_b).to(p_norm.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def norm_backward_kernel(
-    p_dnorm, p_x, p_mean, p_scale, p_weight, p_dx, rows,
-    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Input gradient of LayerNorm for a block of pixels."""
-    # 64-bit before the strides: a batch of large maps has more than 2^31 elements.
-    o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-    o_c = tl.arange(0, BLOCK_C)
-    m_r = o_r < rows
-    mask = m_r[:, None] & (o_c < CHANNELS)[None, :]
-    o_x = o_r[:, None] * CHANNELS + o_c[None, :]
-    b_scale = tl.load(p_scale + o_r, mask=m_r, other=0.0)[:, None]
-    b_w = tl.load(p_weight + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)[None, :]
-    b_g = tl.load(p_dnorm + o_x, mask=mask, other=0.0).to(tl.float32) * b_w
-    b_n = tl.load(p_x + o_x, mask=mask, other=0.0).to(tl.float32) - tl.load(p_mean + o_r, mask=m_r, other=0.0)[:, None]
-    b_n *= b_scale
-    b_sum = tl.sum(b_g, 1) / CHANNELS
-    b_along = tl.sum(b_g * b_n, 1) / CHANNELS
-    b_dx = b_scale * (b_g - b_sum[:, None] - b_n * b_along[:, None])
-    tl.store(p_dx + o_x, b_dx.to(p_dx.dtype.element_ty), mask=mask)
