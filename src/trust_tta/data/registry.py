@@ -127,7 +127,7 @@ def find_spec(name: str) -> DatasetSpec:
 
 
 def find_domain(spec: DatasetSpec, name: str | None) -> DomainSpec:
-    """The domain called `name`, in any spelling; None stands for the only target there is."""
+    """The domain called `name`, in any spelling; None: the only target domain."""
     targets = [domain for domain in spec.domains if domain.target]
     if name is None and len(targets) == 1:
         return targets[0]

@@ -35,10 +35,6 @@ class FeatureMethod(Method):
     def infer(self, images: Tensor) -> Tensor:
         return self.classify(features_and_logits(self.model, images)[0])
 
-    def head(self, features: Tensor) -> Tensor:
-        """Logits (n, classes) of the trained classifier for features (n, d)."""
-        return classify(self.model, features)
-
     def classify(self, features: Tensor) -> Tensor:
         """Logits (n, classes) of the adapted classifier for features (n, d)."""
         raise NotImplementedError

@@ -22,8 +22,7 @@ from trust_tta.methods.parameters import parameter_roles
 from trust_tta.methods.state import clone
 
 if TYPE_CHECKING:
-    from trust_tta.methods.trust import WeightAveraging
-    from trust_tta.methods.trust_options import TrustOptions
+    from trust_tta.methods.trust import TrustOptions, WeightAveraging
 
 
 class OrderStep(NamedTuple):

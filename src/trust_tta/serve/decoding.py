@@ -90,7 +90,7 @@ def _is_quick(data: bytes | bytearray, preprocessing: Preprocessing) -> bool:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return preprocessing.fits(image.size)
-    except Exception:  # the worker says what is wrong with it
+    except Exception:  # the worker reports the error
         return False
 
 
