@@ -89,7 +89,7 @@ class Preprocessing(Schema):
         return self.normalize(torch.from_numpy(pixels))
 
     def fit(self, images: Pictures | Iterable[Picture]) -> Pixels:
-        """Resize and crop: uint8 (n, size, size, 3); an array that fits already comes back as it is."""
+        """Resize and crop: uint8 (n, size, size, 3); an array of this size is returned unchanged."""
         import numpy as np
         from PIL import Image
 

@@ -168,7 +168,7 @@ class Monitor:
         return middle < MAX_MIDDLE_DISTANCE and last > MIN_DEPTH_RATIO * middle
 
     def read(self, method: Method, images: int, *, leading_since: int) -> Reading:
-        """The state after a batch, for people."""
+        """The `Reading` after a batch."""
         if self._distance is None:
             self._distance = weight_distance(method)
         rows, comparison = self._rows, self.comparison

@@ -140,10 +140,12 @@ class Method(nn.Module):
         return Statistics(self.model, self.options.statistics, updating_without_grad=not self.adapted)
 
     def reset_state(self) -> None:
-        """Set the attributes that `state_spec` names to their initial values."""
+        """Set the attributes that `state_spec` names to their initial values: None, unless a subclass overrides it."""
+        for name in self.state_spec():
+            setattr(self, name, None)
 
     def state_spec(self) -> dict[str, Spec]:
-        """The attributes that are part of the state, besides weights and statistics, and their values when not None."""
+        """Specification of the attributes in the state besides weights and statistics; each may also be None."""
         return {}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -177,7 +179,7 @@ class Method(nn.Module):
     def logits_of_some(
         self, make: Callable[[Tensor], Tensor], indices: Tensor, n: int, *, stochastic_depth: bool = False
     ) -> Tensor:
-        """Logits (k, classes) of `make(indices)`, the images at `indices` (k,) of a batch of n, without the others.
+        """Logits (k, classes) of the images `make(indices)` alone, for `indices` (k,) into a batch of n.
 
         One image whose last map is a single pixel has no batch statistics; the whole batch is then forwarded.
         """

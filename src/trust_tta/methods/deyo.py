@@ -52,7 +52,7 @@ class Deyo(Learner):
             return
         with torch.no_grad():
             p = logits[sure].softmax(1)
-            without = self.logits_of_some(lambda i: self.destroyed(images[i]), sure, len(images)).softmax(1)
+            without = self.logits_of_some(lambda i: self.destroyed(images[i], i), sure, len(images)).softmax(1)
             label = p.argmax(1, keepdim=True)
             difference = (p.gather(1, label) - without.gather(1, label))[:, 0]
             weights = torch.exp(self.options.weight_margin * classes - entropies[sure]) + torch.exp(difference)
@@ -60,8 +60,9 @@ class Deyo(Learner):
         if bool(counts.any()):
             self.step((weights[counts] * entropies[sure][counts]).mean())
 
-    def destroyed(self, images: Tensor) -> Tensor:
-        """Images (n, c, h, w) whose objects have lost their shape."""
+    def destroyed(self, images: Tensor, places: Tensor) -> Tensor:
+        """Images (n, c, h, w), those at indices `places` (n,) of the batch, without the shape of their objects."""
+        del places
         generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + self.counters.backwards)
         if self.options.destroy == "occlusion":
             side = min(images.shape[2:])

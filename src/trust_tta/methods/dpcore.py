@@ -71,9 +71,6 @@ class Dpcore(Method):
         self.source = required(self.options.source_statistics, self.name, "source_statistics")
         return []
 
-    def reset_state(self) -> None:
-        self.coreset = None
-
     def state_spec(self) -> dict[str, Spec]:
         return {"coreset": Array((None, None))}
 

@@ -54,9 +54,7 @@ class Eta(Learner):
     Options = EtaOptions
     options: EtaOptions
     chunked_loss = True
-
-    def reset_state(self) -> None:
-        self.mean_prediction: Tensor | None = None
+    mean_prediction: Tensor | None
 
     def state_spec(self) -> dict[str, Spec]:
         return {"mean_prediction": Array((None,), least=0, most=1 + 1e-3)}

@@ -50,7 +50,7 @@ def splits_head(model: nn.Module) -> bool:
 
 
 def pools_in_head(model: nn.Module) -> bool:
-    """Whether a network is one of timm's, whose `forward_head` pools whatever it is given."""
+    """Whether a network is timm's, whose `forward_head` always pools, so that it cannot take pooled features."""
     return hasattr(model, "get_classifier") and not hasattr(model, "classifier_names")
 
 

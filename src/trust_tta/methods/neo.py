@@ -35,7 +35,7 @@ class Neo(FeatureMethod):
     mean_features: Tensor | None
 
     def reset_state(self) -> None:
-        self.mean_features = None
+        super().reset_state()
         self.images = 0
 
     def state_spec(self) -> dict[str, Spec]:

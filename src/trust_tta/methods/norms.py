@@ -146,7 +146,7 @@ def check_moved(statistics: Statistics, images: Tensor) -> None:
 
 
 def _statistics(x: Tensor, *, correction: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance (channels,); a single number has the variance zero."""
+    """Mean and variance (channels,); the variance of a single value is zero."""
     variance, mean = torch.var_mean(
         x, dim=[0, *range(2, x.dim())], correction=min(correction, x.numel() // x.shape[1] - 1)
     )

@@ -66,6 +66,9 @@ class MapPrompts(ImagePrompts):
         maps = self.network.forward_maps(x if tokens is None else append_row(x, tokens))
         return PromptedOutput(torch.cat([m.mean((2, 3)) for m in maps], dim=1), self.network.pool(maps[-1]))
 
+    def classify(self, features: Tensor) -> Tensor:
+        return self.network.forward_head(features)
+
 
 class TokenPrompts(ImagePrompts):
     """A vision transformer of timm: prompts are inserted after the class token and removed after the last block.
@@ -127,7 +130,7 @@ def _is_plain(blocks: Any) -> bool:
 
 
 def append_row(first_map: Tensor, tokens: Tensor) -> Tensor:
-    """The map (n, c, h, w) with tokens (prompts, c) as one more row; each fills an equal stretch of it."""
+    """The map (n, c, h, w) with tokens (prompts, c) as one more row; each fills an equal share of it."""
     n, channels, _, width = first_map.shape
     if len(tokens) > width:
         raise ShapeError(f"{len(tokens)} prompts do not fit in a row of {width} tokens; set prompts to {width} or less")

@@ -46,9 +46,6 @@ class Weighted(Learner):
     options: WeightedOptions
     class_probs: Tensor | None
 
-    def reset_state(self) -> None:
-        self.class_probs = None
-
     def state_spec(self) -> dict[str, Spec]:
         return {"class_probs": Array((None,), least=0, most=1 + 1e-3)}
 
@@ -139,10 +136,10 @@ class Cmf(Weighted):
 
     Options: ClassVar[type[LearningOptions]] = CmfOptions
     options: CmfOptions
+    hidden: Tensor | None
 
     def reset_state(self) -> None:
         super().reset_state()
-        self.hidden: Tensor | None = None
         self.variance = 0.0
 
     def state_spec(self) -> dict[str, Spec]:

@@ -40,9 +40,7 @@ class Sar(Learner):
     Options = SarOptions
     options: SarOptions
     chunked_loss = True
-
-    def reset_state(self) -> None:
-        self.mean_loss: float | None = None
+    mean_loss: float | None
 
     def state_spec(self) -> dict[str, Spec]:
         return {"mean_loss": Number(float, least=0)}

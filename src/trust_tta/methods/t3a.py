@@ -42,9 +42,6 @@ class T3a(FeatureMethod):
         linear_heads(model, by=self.name)
         return super().adapted_names(model)
 
-    def reset_state(self) -> None:
-        self.kept = self.labels = self.entropies = None
-
     def state_spec(self) -> dict[str, Spec]:
         return {
             "kept": Array((None, None)),

@@ -8,7 +8,7 @@ the mean are in `parallel.py`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -172,16 +172,15 @@ class WeightAveraging(Learner):
 
     def final_prediction(self, images: Tensor) -> Logits:
         """Logits of the present weights in the default order; with `mirror`, of the images and their mirror images."""
-        self.counters.forwards += self.mirror  # counted in forwards over the batch
-        return self._average_views(partial(self.predict, order=self.evaluate_order), images)
+        if not self.mirror:
+            return self.predict(images, order=self.evaluate_order)
+        self.counters.forwards += 1  # counted in forwards over the batch
+        forward = partial(self.predict, order=self.evaluate_order)
+        return log_mean_probability(forward_views(forward, images, mirror=True))
 
     def infer(self, images: Tensor) -> Logits:
-        return self._average_views(partial(self.frozen_logits, order=self.evaluate_order), images)
-
-    def _average_views(self, forward: Callable[[Tensor], Logits], images: Tensor) -> Logits:
-        if not self.mirror:
-            return forward(images)
-        return log_mean_probability(forward_views(forward, images, mirror=True))
+        forward = partial(self.frozen_logits, order=self.evaluate_order)
+        return log_mean_probability(forward_views(forward, images, mirror=True)) if self.mirror else forward(images)
 
 
 class TrustNaive(WeightAveraging):

@@ -159,7 +159,7 @@ class Decoder:
         return decoded
 
     async def _ask(self, *message: Any) -> Any:
-        """The answer of a worker to a message; its refusal is raised here."""
+        """A worker's answer to a message; raises its refusal."""
         if self._closed:
             raise RequestError(503, "the service is stopping", retry_after=5)
         future = asyncio.wrap_future(self._threads.submit(self._exchange, message))

@@ -106,9 +106,6 @@ class Tide(Learner):
             detect_shifts=True,
         )
 
-    def reset_state(self) -> None:
-        self.marginal = self.scores = self.spread = self.window = self.agreement = self.error = None
-
     def state_spec(self) -> dict[str, Spec]:
         rows = 1 + TIDE.clusters
         prior = {
