@@ -170,12 +170,13 @@ class WeightAveraging(Learner):
             return confusion_loss(class_confusion(logits))
         return pseudo_label_loss(logits, labels)
 
+    @torch.no_grad()
     def final_prediction(self, images: Tensor) -> Logits:
         """Logits of the present weights in the default order; with `mirror`, of the images and their mirror images."""
+        forward = partial(self.logits, order=self.evaluate_order)
         if not self.mirror:
-            return self.predict(images, order=self.evaluate_order)
+            return forward(images)
         self.counters.forwards += 1  # counted in forwards over the batch
-        forward = partial(self.predict, order=self.evaluate_order)
         return log_mean_probability(forward_views(forward, images, mirror=True))
 
     def infer(self, images: Tensor) -> Logits:
