@@ -197,8 +197,8 @@ def test_dpcore_learns_tokens_of_a_vit() -> None:
     learned = method.coreset[0, 2 * 192 :]
     assert (learned - start).abs().min() > 0
     with torch.no_grad():
-        assert method.distance(method.see(x, learned)) < method.distance(method.see(x, start))
-        assert method.distance(method.see(x, learned)) < method.distance(method.see(x))
+        assert method.distance(method.forward_stats(x, learned)) < method.distance(method.forward_stats(x, start))
+        assert method.distance(method.forward_stats(x, learned)) < method.distance(method.forward_stats(x))
     method(shifted)
     assert len(method.coreset) == 1
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())

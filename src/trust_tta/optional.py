@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -41,14 +41,14 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def lazy_exports(
-    package: str, modules: Mapping[str, str], *, defined: Iterable[str] = ()
-) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package whose names are imported from `modules` on first use.
+def stub_exports(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package that imports its public names on first use.
 
-    `defined` are public names that the package defines itself.
+    The stub next to `file`, the package's `__init__.py`, lists the names and their modules.
     """
-    public = sorted([*modules, *defined])
+    stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
+    modules = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as \2$", stub, re.MULTILINE)}
+    public = sorted([*modules, *re.findall(r"^(__version__): str$", stub, re.MULTILINE)])
 
     def find(name: str) -> object:
         if name not in modules:
@@ -58,10 +58,3 @@ def lazy_exports(
         return getattr(importlib.import_module(modules[name]), name)
 
     return find, lambda: public, public
-
-
-def stub_exports(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """`lazy_exports` of a package by the stub `__init__.pyi` next to its `__init__.py`, the path `file`."""
-    stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
-    found = re.findall(r"^from (\S+) import (\w+) as \2$", stub, flags=re.MULTILINE)
-    return lazy_exports(package, {name: module for module, name in found})

@@ -109,7 +109,7 @@ def paper_orders(k: int) -> tuple[ScanOrder, ...]:
 
 
 def find_order(order: OrderLike, scan_orders: Sequence[str]) -> ScanOrder | str:
-    """The traversal of a network that `order` names; the default order stands for the network's own, its first."""
+    """A network's traversal order by name; the default order "abcd" means its first."""
     name = order_name(order)
     if name in scan_orders:
         return name if len(name) != len(LETTERS) else order if isinstance(order, ScanOrder) else ScanOrder(name)

@@ -57,7 +57,7 @@ class Preprocessing(Schema):
     mean: tuple[Finite, Finite, Finite] = IMAGENET_MEAN
     std: tuple[Deviation, Deviation, Deviation] = IMAGENET_STD
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    keep_ratio: bool = Field(default=False, repr=False)  # not part of the text by which stored results are found again
+    keep_ratio: bool = Field(default=False, repr=False)  # left out of the text that identifies stored results
 
     @model_validator(mode="after")
     def _sizes_fit_together(self) -> Preprocessing:
@@ -89,7 +89,7 @@ class Preprocessing(Schema):
         return self.normalize(torch.from_numpy(pixels))
 
     def fit(self, images: Pictures | Iterable[Picture]) -> Pixels:
-        """Resize and crop: uint8 (n, size, size, 3); an array that fits already comes back as it is."""
+        """Resize and crop: uint8 (n, size, size, 3); an array of this size is returned unchanged."""
         import numpy as np
         from PIL import Image
 
@@ -131,7 +131,7 @@ class Preprocessing(Schema):
     def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         """Scale to 0..1, subtract the mean, divide by the deviation: uint8 (n, h, w, 3) to float32 (n, 3, h, w).
 
-        Works where the tensor lives, so that a quarter of the bytes goes to the device.
+        Runs on the tensor's device: uint8 is a quarter of the bytes to transfer.
         """
         import torch
 

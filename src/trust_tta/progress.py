@@ -7,7 +7,7 @@ class Progress:
     """Called by functions that take long; this one shows nothing."""
 
     def start(self, total: int | None, what: str) -> None:
-        """Begin `total` steps (None: unknown); `what` names them, "" if only their percentage means something."""
+        """Begin `total` steps (None: unknown); `what` names them, "" to show only a percentage."""
 
     def advance(self, n: int = 1) -> None:
         """Report `n` more steps."""

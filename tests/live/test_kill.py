@@ -100,7 +100,7 @@ def test_killed_while_it_restores_the_source_it_does_it_again(tmp_path: Path, mo
         with pytest.raises(SystemExit):
             serve(first)
     assert first.batches == restored_at()
-    first._let_go()
+    first._release()
     again = open_stream(tmp_path)
     assert restored_at() - 2 <= again.batches < restored_at()
     assert states_equal(serve(again).method.state_dict(), serve(open_stream(None)).method.state_dict())
@@ -112,6 +112,6 @@ def test_restart_around_a_restored_source_ends_in_the_same_state(later: int, tmp
     first = open_stream(tmp_path)
     for batch in images[: restored_at() + later]:
         first(batch)
-    first._let_go()  # as a killed process does: nothing more is written
+    first._release()  # as a killed process does: nothing more is written
     ended = serve(open_stream(tmp_path))
     assert states_equal(ended.method.state_dict(), serve(open_stream(None)).method.state_dict())

@@ -135,11 +135,11 @@ def test_dpcore_brings_features_to_those_of_clean_images() -> None:
     images = batches(1, seed=8)[0] + 2.0
     with torch.no_grad():
         first_map = method.model.embed(images)
-        plain = method.distance(method.see(first_map, torch.zeros(8)))
+        plain = method.distance(method.forward_stats(first_map, torch.zeros(8)))
         method.reset()
     method(images)
     with torch.no_grad():
-        assert method.distance(method.see(first_map, method.coreset[0, -8:])) < 0.9 * plain
+        assert method.distance(method.forward_stats(first_map, method.coreset[0, -8:])) < 0.9 * plain
     method(images)
     assert len(method.coreset) == 1
     assert (method.counters.updates, method.counters.backwards) == (31, 31)

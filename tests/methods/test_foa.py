@@ -98,10 +98,10 @@ def test_fitness_and_shift_against_numpy(entropy_of: str) -> None:
 
 def test_the_features_follow_with_momentum() -> None:
     method = foa()
-    method.follow(torch.ones(3))
+    method.update_mean_features(torch.ones(3))
     assert method.mean_features is not None
     assert method.mean_features.tolist() == [1, 1, 1]
-    method.follow(torch.zeros(3))
+    method.update_mean_features(torch.zeros(3))
     torch.testing.assert_close(method.mean_features, torch.full((3,), 0.9))
 
 

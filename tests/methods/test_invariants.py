@@ -186,11 +186,11 @@ def test_eta_follows_the_predictions_with_momentum(monkeypatch: pytest.MonkeyPat
 def test_sar_follows_the_loss_with_momentum_and_returns_below_the_threshold() -> None:
     sar = make("sar", vmamba(), reset_threshold=0.9)
     assert isinstance(sar, Sar)
-    sar.follow(1.0)
-    sar.follow(0.5)
+    sar.update_mean_loss(1.0)
+    sar.update_mean_loss(0.5)
     assert sar.mean_loss == pytest.approx(0.95)
     assert sar.counters.recoveries == 0
-    sar.follow(0.4)
+    sar.update_mean_loss(0.4)
     assert sar.mean_loss is None
     assert sar.counters.recoveries == 1
 

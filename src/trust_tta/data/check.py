@@ -28,7 +28,7 @@ from trust_tta.progress import SILENT, Progress
 Status: TypeAlias = Literal["ok", "warning", "error"]
 Note: TypeAlias = tuple[Status, str]
 
-_UNNAMED = ("cifar10", "array-c", "folder-c", "masks", "folder")  # what a folder of another name is tried as, in turn
+_UNNAMED = ("cifar10", "array-c", "folder-c", "masks", "folder")  # tried in turn for a folder of another name
 
 
 @dataclass(frozen=True)

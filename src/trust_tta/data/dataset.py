@@ -16,7 +16,7 @@ from trust_tta.data.file_io import hash_array, hash_file_sizes, hash_strings
 from trust_tta.data.images import check_labels, check_pixels, read_image
 from trust_tta.errors import DataError
 
-_PROBES = 64  # images that stand for all of a sequence
+_PROBES = 64  # images of a sequence that are hashed
 
 
 class Images(Protocol):

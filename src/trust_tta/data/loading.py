@@ -163,7 +163,7 @@ def _all_classes(spec: DatasetSpec, folder: Path, domain: str, found: list[str])
 
 
 def class_label(spec: DatasetSpec, name: str) -> int | None:
-    """The label that a class folder called `name` stands for, None where the data set has no such class."""
+    """The label of a class folder called `name`; None if the data set has no such class."""
     if spec.class_folders == "named":
         return {fold_name(known): label for label, known in enumerate(spec.class_names)}.get(fold_name(name))
     if spec.class_folders == "number-or-wnid" and name.isdecimal():
@@ -182,7 +182,7 @@ def _choose_domain(domain: str | None, domains: tuple[str, ...], *, where: objec
     return domain
 
 
-# where a data set lies
+# locating data sets on disk
 
 
 def find_dataset(spec: DatasetSpec, root: Path) -> Path | None:
@@ -240,7 +240,7 @@ def generic_domains(folder: Path) -> dict[str, Path]:
 
 
 def has_images(folder: Path) -> bool:
-    """Whether an image file lies directly in `folder`."""
+    """Whether `folder` itself holds an image file."""
     try:
         with os.scandir(folder) as entries:
             return any(is_image(entry.name) for entry in entries)
@@ -249,7 +249,7 @@ def has_images(folder: Path) -> bool:
 
 
 def _holds(spec: DatasetSpec, folder: Path) -> bool:
-    """Whether the content of the data set, or some of it, lies directly in `folder`."""
+    """Whether `folder` itself holds the content of the data set, or some of it."""
     if spec.layout == "cifar":
         official = (name for names in OFFICIAL_BATCHES[spec.name].values() for name in names)
         return any((folder / name).is_file() for name in (*CIFAR_ARRAYS, *official))

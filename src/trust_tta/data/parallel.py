@@ -63,7 +63,7 @@ def map_in_order(
 
 
 def _follow_parent() -> None:
-    """Leave an interrupt to the parent, and do not outlive it."""
+    """Ignore interrupts, which the parent handles, and exit with the parent."""
 
     def exit_after_parent() -> None:
         if (parent := multiprocessing.parent_process()) is not None:

@@ -127,7 +127,7 @@ def find_spec(name: str) -> DatasetSpec:
 
 
 def find_domain(spec: DatasetSpec, name: str | None) -> DomainSpec:
-    """The domain called `name`, in any spelling; None stands for the only target there is."""
+    """The domain called `name`, in any spelling; None: the only target domain."""
     targets = [domain for domain in spec.domains if domain.target]
     if name is None and len(targets) == 1:
         return targets[0]
@@ -140,7 +140,7 @@ def find_domain(spec: DatasetSpec, name: str | None) -> DomainSpec:
 
 
 def _complete(name: str) -> dict[str, Any]:
-    """The table of a data set; fields that it lacks are those of the data set it is `like`."""
+    """The table of a data set, with missing fields taken from the data set it is `like`."""
     table = dict(_TABLES[name])
     origin = _complete(table.pop("like")) if "like" in table else {}
     if "segmentation" in origin:
@@ -149,7 +149,7 @@ def _complete(name: str) -> dict[str, Any]:
 
 
 def _fields(table: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a spec: lists of classes and corruptions in place of their names."""
+    """The fields of a spec, with the names of class and corruption lists replaced by the lists."""
     classes, first = table.pop("classes", None), 0 if table.pop("background", True) else 1
     if classes in _CLASSES:
         table["class_names"] = _CLASSES[classes]

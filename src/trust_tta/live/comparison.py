@@ -192,7 +192,7 @@ class Comparison:
         return self.weight < MAX_WEIGHT and not equal
 
     def forget(self) -> None:
-        """Begin in doubt again; the test goes on."""
+        """Clear the evidence of the weights; the test continues."""
         self._window.clear()
         self.total, self.evidence, self.batches = 0.0, None, 0
 

@@ -1,4 +1,4 @@
-"""The source network beside an adapted one: its predictions, and the channel statistics at its norms."""
+"""Predictions of the source network for comparison with the adapted one, and channel statistics at its norms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trust_tta.methods.statistics import has_statistics, use_batch_statistics
 from trust_tta.ops.cuda_graphs import GraphedNetwork
 from trust_tta.ops.segmentation_logits import Logits
 
-MIN_NORMS = 4  # of a network, for a middle one to differ from the first and the last
+MIN_NORMS = 4  # of a network, so that the middle one is neither the first nor the last
 
 
 class SourceReference:

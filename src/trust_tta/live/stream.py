@@ -1,4 +1,4 @@
-"""A stream: one method that adapts while it serves. Here: locking, inputs and the folder; the rest is `Session`'s."""
+"""A stream: one method that adapts while it serves. Locking, inputs and the folder; the policy is in `session.py`."""
 
 from __future__ import annotations
 
@@ -62,10 +62,9 @@ class Stream:
         try:
             self._folder = None if snapshots is None else Folder(snapshots)
             file = None if self._folder is None else self._folder.path / REFERENCE_FILE
+            self.reference = reference
             if reference is None and file is not None and file.exists():
                 self.reference = Reference.from_state(read_state(file)[0])
-            else:
-                self.reference = reference
             self._session = Session(
                 method, guard, self._folder or Memory(), reference=self.reference, on_event=on_event
             )
@@ -74,7 +73,7 @@ class Stream:
             self._session.resume()
             self._take_fingerprint()
         except BaseException:
-            self._let_go()
+            self._release()
             raise
 
     def __call__(self, images: Any, *, adapt: bool = True) -> Result:
@@ -84,7 +83,7 @@ class Stream:
         uint8 arrays (n, h, w, 3) or (h, w, 3), PIL images, or a list of them.
         """
         batch = self._prepare(images)
-        with self._alone():
+        with self._exclusive():
             return self._session.step(batch, adapt=adapt)
 
     def feedback(self, result: Result, labels: Any) -> tuple[Event, ...]:
@@ -104,15 +103,15 @@ class Stream:
 
     def add_labels(self, compared: Tensor, labels: Tensor, *, batch: int) -> tuple[Event, ...]:
         """`feedback` by rows (m, 2) of `Result.compared`, where the result itself was not kept."""
-        with self._alone():
+        with self._exclusive():
             return self._session.add_labels(compared, labels, batch=batch)
 
     def rollback(self) -> Event:
-        """Back to the last good snapshot."""
+        """Restore the last good snapshot."""
         return self._request("rollback", self._session.restore_good)
 
     def reset(self) -> Event:
-        """Back to the source network, as at the start."""
+        """Return to the source network."""
         return self._request("source", self._session.start_over)
 
     def load(self, snapshot: str | Path) -> Event:
@@ -154,14 +153,14 @@ class Stream:
     def calibrate(
         self, batches: Iterable[Tensor], *, expected_batches_between_false_alarms: float | None = None
     ) -> Reference:
-        """Learn what clean batches look like, and store it with the snapshots."""
+        """Measure the guard's tolerance on clean batches, and store it with the snapshots."""
         if expected_batches_between_false_alarms is not None:
             warnings.warn(
                 "expected_batches_between_false_alarms is ignored; Guard(alpha=...) replaces it",
                 TrustWarning,
                 stacklevel=2,
             )
-        with self._alone():
+        with self._exclusive():
             self.reference = calibrate(self.method, batches)
             self._store_reference(self.reference)
             if self.guard is not None:
@@ -171,7 +170,7 @@ class Stream:
 
     def fork(self, *, snapshots: str | Path | None = None) -> Stream:
         """An independent stream that continues from here, over the same frozen weights."""
-        with self._alone():
+        with self._exclusive():
             twin = Stream(
                 self.method.fork(),
                 guard=self.guard,
@@ -189,14 +188,14 @@ class Stream:
     def close(self, *, even_unsaved: bool = True) -> bool:
         """Write a last snapshot, and release the folder and the network; True if it was written.
 
-        Otherwise the stream stays open where it is not to be closed `even_unsaved`.
+        Without `even_unsaved`, a stream that could not be written stays open.
         """
         with self._lock:
             if self._closed:
                 return True
             saved = self._session.save()
             if saved or even_unsaved:
-                self._let_go()
+                self._release()
             return saved
 
     def __enter__(self) -> Stream:
@@ -222,7 +221,7 @@ class Stream:
         return batch.to(self._like)
 
     def _request(self, action: str, do: Callable[[], str | None]) -> Event:
-        with self._alone():
+        with self._exclusive():
             return self._session.on_request(action, do)
 
     def _store_reference(self, reference: Reference) -> None:
@@ -230,8 +229,8 @@ class Stream:
             write_state(self._folder.path / REFERENCE_FILE, reference.state(), about={})
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Wait for other threads; refuse to continue with weights that something else has changed."""
+    def _exclusive(self) -> Iterator[None]:
+        """Lock out other threads; refuse to continue with weights that something else has changed."""
         with self._lock:
             if self._closed:
                 raise StateError("this stream is closed; create another over the same folder")
@@ -268,7 +267,7 @@ class Stream:
                     )
             _streams.add(self)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._closed = True
         if self._folder is not None:
             self._folder.close()

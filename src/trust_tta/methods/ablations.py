@@ -1,8 +1,7 @@
 """The paper's ablations of TRUST: diversity without averaged weights, averaged weights without diversity, and augmented
 images in place of orders.
 
-The augmentations take a float batch (n, c, h, w), change every image in its own way, and draw from the generator
-they are given.
+An augmentation takes a float batch (n, c, h, w) and a generator, from which it draws for each image separately.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from trust_tta.methods.ensembling import log_mean_of_members
 from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.parallel import OrderStep
 from trust_tta.methods.parameters import ParameterSet
-from trust_tta.methods.state import Spec, clone
-from trust_tta.methods.trust import WeightAveraging
-from trust_tta.methods.trust_options import OrderNames, OrderOptions, require_orders, scan_orders_of
+from trust_tta.methods.state import Array, Spec, clone
+from trust_tta.methods.trust import OrderNames, OrderOptions, WeightAveraging, require_orders, scan_orders_of
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, find_order
 from trust_tta.schema import Count, Natural, Rate
@@ -35,9 +33,8 @@ JITTER = 0.4
 class Ensemble(Learner):
     """Diversity without averaged weights: K networks, each of one order, whose predictions are averaged.
 
-    Every order has weights and moments of its own that start at the source and never meet; each predicts in its
-    own order. The output is the logarithm of the mean probability. `detach()` gives the source: there is no
-    single adapted network.
+    Each order has its own weights and optimizer state, and predicts in its own order. The output is the logarithm of
+    the mean probability. `detach()` gives the source: there is no single adapted network.
     """
 
     Options = OrderOptions
@@ -53,7 +50,8 @@ class Ensemble(Learner):
         }
 
     def state_spec(self) -> dict[str, Spec]:
-        vector, moments = self.weights.vector_spec(), self.weights.state_spec()["optimizer"]
+        moments = self.weights.state_spec()["optimizer"]
+        vector = Array.like(self.weights.vector)
         member: dict[str, Spec] = {"weights": vector, **(moments if isinstance(moments, dict) else {})}
         members: dict[str, Spec] = {f"{i} {order}": member for i, order in enumerate(self.orders)}
         return {"members": members}
@@ -117,13 +115,13 @@ class AugmentationOptions(RepetitionOptions):
 class Augmentation(WeightAveraging):
     """TRUST on augmented images: `k` views of the batch in the default order, or one for each of `orders`.
 
-    The final prediction is of the images as they came. The draws depend on `seed` and on how far the method has come,
-    so a restored method draws what it would have drawn.
+    The final prediction is of the original images. Draws are seeded by `seed` and the counters, so that a restored
+    method continues with the same ones.
     """
 
     Options = AugmentationOptions
     options: AugmentationOptions
-    reuses_first_logits = False  # but on augmented images
+    reuses_first_logits = False  # they are of augmented images
 
     def reset_state(self) -> None:
         given, scan_orders = self.options.orders, scan_orders_of(self.model)
@@ -142,7 +140,7 @@ def rotation(images: Tensor, generator: torch.Generator, strength: float = 1.0) 
     """Rotate by up to 15 degrees times `strength`, with reflected borders."""
     angle = _uniform(images, generator) * ANGLE * strength
     zero = torch.zeros_like(angle)
-    ratio = images.shape[2] / images.shape[3]  # a turn in pixels, not in the square that the grid spans
+    ratio = images.shape[2] / images.shape[3]  # rotates in pixels, not in the square that the grid spans
     rows = [angle.cos(), -angle.sin() * ratio, zero], [angle.sin() / ratio, angle.cos(), zero]
     return _sample(images, torch.stack([torch.stack(row, 1) for row in rows], 1))
 
@@ -159,7 +157,7 @@ def crop(images: Tensor, generator: torch.Generator, strength: float = 1.0) -> T
 def jitter(images: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:
     """Scale saturation (about the gray), contrast (about the image's mean) and shift brightness, up to 0.4 each.
 
-    The batch is taken as it comes, normalized: one unit is about one standard deviation of the pixels.
+    Images are normalized: one unit is about one standard deviation of the pixels.
     """
     saturation, contrast, brightness = (
         _uniform(images, generator).mul(JITTER * strength).view(-1, 1, 1, 1) for _ in range(3)

@@ -37,7 +37,7 @@ def random_augmentation(images: Tensor, model: nn.Module, *, seed: int, soft: bo
 
 
 def pixel_range(images: Tensor, model: nn.Module) -> tuple[Tensor, Tensor]:
-    """The value of black in the images, and the distance of white from it: the network's own, or those of the batch."""
+    """Black level of the pixels and the range up to white: by the network's preprocessing, else those of the batch."""
     known: Any = getattr(model, "preprocessing", None)
     mean, std = getattr(known, "mean", ()), getattr(known, "std", ())
     if len(mean) == len(std) == images.shape[1]:

@@ -96,7 +96,7 @@ class Method(nn.Module):
         if not isinstance(self.options, self.Options):
             raise ConfigError(f"the options of '{self.name}' are {show(options)}; give a {self.Options.__name__}")
         self.shared = SharedModel(model)
-        with torch.inference_mode(False):  # what is made here must be able to learn
+        with torch.inference_mode(False):  # tensors made here need gradients
             names = self.adapted_names(self.shared.network)
             check_dtypes(self.shared.network, names)
             self.model = share_tensors(self.shared.network, names)
@@ -109,9 +109,9 @@ class Method(nn.Module):
             self.statistics = self.make_statistics()
             self.network_buffers = NetworkBuffers(self.model, self.shared.network)
         self.counters = Counters()
-        # Batches that a method passes to its network are its own tensors: nobody else changes them in place.
+        # The stem is cached by the batch, a tensor of the method's own that is not changed in place.
         self._forward = NetworkForward(self.model, self.weights.tensors, cache_stem=True)
-        # Graphs of their own: norms behave differently in evaluation and while they update their statistics.
+        # Separate graphs: norms behave differently in evaluation and while they update their statistics.
         self._frozen_forward, self._observing_forward = NetworkForward(self.model), NetworkForward(self.model)
         self.prediction_before: Logits | None = None
         self.finite_steps: list[Tensor] = []  # of the present batch: whether each step was made, () on the device
@@ -120,7 +120,7 @@ class Method(nn.Module):
         self.reset_state()
         self.state_names = tuple(self.state_spec())
 
-    # What a subclass implements
+    # Implemented by subclasses
 
     def adapt(self, images: Tensor) -> Logits:
         """Adapt on images (n, c, h, w), then return their logits (n, classes)."""
@@ -140,10 +140,12 @@ class Method(nn.Module):
         return Statistics(self.model, self.options.statistics, updating_without_grad=not self.adapted)
 
     def reset_state(self) -> None:
-        """Set the attributes that `state_spec` names to their initial values; called at every return to the source."""
+        """Set the attributes that `state_spec` names to their initial values: None, unless a subclass overrides it."""
+        for name in self.state_spec():
+            setattr(self, name, None)
 
     def state_spec(self) -> dict[str, Spec]:
-        """The attributes that are part of the state, besides weights and statistics, and their values when not None."""
+        """Specification of the attributes in the state besides weights and statistics; each may also be None."""
         return {}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -151,10 +153,10 @@ class Method(nn.Module):
 
     @property
     def stateless(self) -> bool:
-        """Whether no batch changes later predictions, so that on a CPU predictions may run in parallel."""
+        """Whether predictions are independent of earlier batches; on a CPU they then run in parallel."""
         return False
 
-    # What `adapt` is built from
+    # Building blocks of `adapt`
 
     def logits(
         self, images: Tensor, *, order: OrderLike | None = None, stochastic_depth: bool = False, capture: bool = True
@@ -177,7 +179,7 @@ class Method(nn.Module):
     def logits_of_some(
         self, make: Callable[[Tensor], Tensor], indices: Tensor, n: int, *, stochastic_depth: bool = False
     ) -> Tensor:
-        """Logits (k, classes) of `make(indices)`, the images at `indices` (k,) of a batch of n, without the others.
+        """Logits (k, classes) of the images `make(indices)` alone, for `indices` (k,) into a batch of n.
 
         One image whose last map is a single pixel has no batch statistics; the whole batch is then forwarded.
         """
@@ -214,7 +216,7 @@ class Method(nn.Module):
         self.finite_steps.append(finite)
         return finite
 
-    # What a user calls
+    # Public interface
 
     def __call__(self, images: Tensor) -> Tensor:
         dynamo: Any = sys.modules.get("torch._dynamo")  # not imported: nothing was compiled
@@ -272,7 +274,7 @@ class Method(nn.Module):
         """Return to the source, bit for bit: weights, optimizer, statistics, counters."""
         with self._lock:
             self.restore_source()
-            self.counters.set(Counters())
+            self.counters = Counters()
             self.prediction_before = None
 
     @torch.inference_mode(False)
@@ -294,7 +296,7 @@ class Method(nn.Module):
     def fork(self) -> Self:
         """An independent copy that continues from here; it shares the frozen weights and the source's tensors."""
         network = self.shared.network
-        shared: list[Tensor] = [*self.weights.source.values(), *network.buffers()]
+        shared: list[Tensor] = [self.weights.source_vector, *network.buffers()]
         frozen = dict(network.named_parameters()).keys() - self.adapted.keys()
         for each in (self.model, network):
             shared += [p for name, p in each.named_parameters() if name in frozen]
@@ -312,10 +314,10 @@ class Method(nn.Module):
         with self._lock:
             states.load_state(self, state)
 
-    # What every module has
+    # nn.Module
 
     def train(self, mode: bool = True) -> Self:
-        """Methods set the modes of their network themselves; nothing changes."""
+        """No effect: methods set the modes of their network themselves."""
         return self
 
     def __repr__(self) -> str:
@@ -354,7 +356,7 @@ class Learner(Method):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if not {"loss", "update"}.isdisjoint(cls.__dict__):  # a class with a loss of its own says so anew
+        if not {"loss", "update"}.isdisjoint(cls.__dict__):  # not inherited by a class with another loss
             cls.chunked_loss = cls.__dict__.get("chunked_loss", False)
 
     def adapted_names(self, model: nn.Module) -> list[str]:

@@ -14,7 +14,7 @@ from trust_tta.methods.augmentations import random_augmentation
 from trust_tta.methods.base import Learner, LearningOptions
 from trust_tta.methods.losses import cross_entropy_to, symmetric_cross_entropy
 from trust_tta.methods.parameters import ParameterSet
-from trust_tta.methods.state import Spec
+from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.validation import check_image_logits
 from trust_tta.ops.segmentation_logits import upsample
 from trust_tta.schema import Count, Fraction, Natural, Rate
@@ -50,7 +50,7 @@ class Cotta(Learner):
         self.student = self.weights.source_vector
 
     def state_spec(self) -> dict[str, Spec]:
-        return {"student": self.weights.vector_spec()}
+        return {"student": Array.like(self.weights.vector)}
 
     def adapted_names(self, model: nn.Module) -> list[str]:
         if self.options.parameters == "all" and self.options.head:

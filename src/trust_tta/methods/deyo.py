@@ -20,9 +20,9 @@ from trust_tta.schema import Count, Natural, Rate
 
 
 class DeyoOptions(LearningOptions):
-    """`margin` and `weight_margin` of the entropy, as parts of ln(classes); `plpd`: how much less probable the label
-    must be once the object is destroyed; `destroy`: how. A box of `size` pixels at `row`, `column` is the middle of
-    the image, half as wide as it, where they are None."""
+    """`margin` and `weight_margin` of the entropy, as fractions of ln(classes); `plpd`: minimum drop of the label's
+    probability once `destroy` has removed the object's shape. Box of "occlusion": `size` pixels at `row`, `column`;
+    None: the middle of the image, half its width."""
 
     lr: Rate = 2.5e-4
     optimizer: Literal["adam", "sgd"] = "sgd"
@@ -61,18 +61,17 @@ class Deyo(Learner):
             self.step((weights[counts] * entropies[sure][counts]).mean())
 
     def destroyed(self, images: Tensor, places: Tensor) -> Tensor:
-        """Images (n, c, h, w), which stood at `places` (n,) of the batch, without the shapes in them."""
+        """Images (n, c, h, w), those at indices `places` (n,) of the batch, without the shape of their objects."""
         del places
         generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + self.counters.backwards)
         if self.options.destroy == "occlusion":
             side = min(images.shape[2:])
             row, column, size = self.options.row, self.options.column, self.options.size
-            return occlude(
-                images,
-                row=side // 4 if row is None else row,
-                column=side // 4 if column is None else column,
-                size=size or max(side // 2, 1),
-            )
+            row, column = (side // 4 if start is None else start for start in (row, column))
+            size = size or max(side // 2, 1)
+            images = images.clone()
+            images[:, :, row : row + size, column : column + size] = images.mean((2, 3), keepdim=True)
+            return images
         if self.options.destroy == "pixel":
             return shuffle_pixels(images, torch.randperm(images.shape[2] * images.shape[3], generator=generator))
         draws = torch.rand(len(images), self.options.patches**2, generator=generator)
@@ -98,10 +97,3 @@ def shuffle_patches(images: Tensor, order: Tensor, patches: int) -> Tensor:
 def shuffle_pixels(images: Tensor, order: Tensor) -> Tensor:
     """Pixel k, counted row by row, of each new image is pixel `order[k]` of the old one."""
     return images.flatten(2)[:, :, order.to(images.device)].view_as(images)
-
-
-def occlude(images: Tensor, *, row: int, column: int, size: int) -> Tensor:
-    """A box of size x size pixels filled with the mean of each image and channel."""
-    images = images.clone()
-    images[:, :, row : row + size, column : column + size] = images.mean((2, 3), keepdim=True)
-    return images

@@ -1,8 +1,8 @@
-"""DPCore: a growing set of prompts, one for each kind of shift that was met, each with the features it was learned on.
+"""DPCore: a growing set of prompts, one for each domain, stored with the feature statistics of its images.
 
-Zhang et al., "DPCore: Dynamic Prompt Coreset for Continual Test-Time Adaptation", ICML 2025. The method is of vision
-transformers, whose prompts are tokens. A scan has no place for them: on a VMamba a prompt is a bias for each channel,
-added to every position of the first map. The pooled features stand for those of the class token.
+Zhang et al., "DPCore: Dynamic Prompt Coreset for Continual Test-Time Adaptation", ICML 2025. The method is for
+vision transformers, whose prompts are tokens. On a VMamba a prompt is a bias for each channel, added to every position
+of the first map. Pooled features replace those of the class token.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from trust_tta.schema import Count, Fraction, Positive, Rate
 class DpcoreOptions(MethodOptions):
     """`source_statistics` of clean images are required: gather_source_statistics(model, clean_batches) gives them.
 
-    `prompts`: tokens of a prompt, drawn by `seed`, where the network is a vision transformer; a VMamba's has none.
-    `steps` for a shift that is known, `new_steps` for a new one. A shift is known where the prompts at hand bring the
-    features nearer than `rho` times their distance; `tau`: temperature of the weights of the prompts; `alpha`: how far
-    they follow.
+    `prompts`: tokens of a prompt, drawn by `seed`, in vision transformers. `steps` for a known domain, `new_steps` for
+    a new one. A domain is known if the mixture of stored prompts reduces the distance of the features to `rho` times
+    or less; `tau`: temperature of the weights of the mixture; `alpha`: step size of the stored prompts.
     """
 
     statistics: StatisticsKind = "source"
@@ -72,30 +71,27 @@ class Dpcore(Method):
         self.source = required(self.options.source_statistics, self.name, "source_statistics")
         return []
 
-    def reset_state(self) -> None:
-        self.coreset = None
-
     def state_spec(self) -> dict[str, Spec]:
         return {"coreset": Array((None, None))}
 
     def adapt(self, images: Tensor) -> Tensor:
         with torch.no_grad():
             x = take_prompts(self.model).embed(images)
-            plain = self.see(x)
+            plain = self.forward_stats(x)
         self.prediction_before = plain.logits
         check_outputs(plain.logits, images)
         prompt, logits = self.adapt_known(x, plain) or self.adapt_new(x, plain, self.first_prompt(images, x))
         if self.options.predict == "before":
             return logits
         with torch.no_grad():
-            return self.see(x, prompt).logits
+            return self.forward_stats(x, prompt).logits
 
     def adapt_known(self, x: Tensor, plain: FeatureStats) -> tuple[Tensor, Tensor] | None:
-        """Learn from the mixture of known prompts, where it suits the batch; update all of them by their weights."""
+        """Fine-tune the mixture of stored prompts and update them by their weights; None for a new domain."""
         if self.coreset is None:
             return None
         weights, prompt = self.mix(self.coreset.to(x), plain)
-        seen = self.see(x, prompt.requires_grad_())
+        seen = self.forward_stats(x, prompt.requires_grad_())
         if not bool(self.distance(seen) < self.options.rho * self.distance(plain)):
             return None
         learned, logits = self.learn(x, prompt, seen, steps=self.options.steps)
@@ -104,18 +100,18 @@ class Dpcore(Method):
         return learned, logits
 
     def adapt_new(self, x: Tensor, plain: FeatureStats, prompt: Tensor) -> tuple[Tensor, Tensor]:
-        """Learn a prompt from the start, and keep it with the features of the batch."""
+        """Learn a new prompt, and store it with the feature statistics of the batch."""
         prompt.requires_grad_()
-        learned, logits = self.learn(x, prompt, self.see(x, prompt), steps=self.options.new_steps)
+        learned, logits = self.learn(x, prompt, self.forward_stats(x, prompt), steps=self.options.new_steps)
         new = torch.cat([plain.mean, plain.std, learned])[None]
         self.coreset = new if self.coreset is None else torch.cat([self.coreset.to(new), new])
         return learned, logits
 
     def learn(self, x: Tensor, prompt: Tensor, seen: FeatureStats, *, steps: int) -> tuple[Tensor, Tensor]:
-        """Descend the distance to clean images from `prompt`, already `seen`; the last step's logits."""
+        """Minimize the distance to clean images, from `prompt` with its outputs `seen`; also the last step's logits."""
         optimizer = torch.optim.AdamW([prompt], lr=self.options.lr, weight_decay=self.options.weight_decay)
         for step in range(steps):
-            seen = self.see(x, prompt) if step else seen
+            seen = self.forward_stats(x, prompt) if step else seen
             loss = self.distance(seen)
             (prompt.grad,) = torch.autograd.grad(loss, [prompt])
             self.counters.backwards += 1
@@ -126,12 +122,12 @@ class Dpcore(Method):
                 optimizer.step()
         return prompt.detach(), seen.logits.detach()
 
-    def see(self, x: Tensor, prompt: Tensor | None = None) -> FeatureStats:
-        """One counted pass from the embedded batch on, with a prompt (c,) or (prompts * d,)."""
+    def forward_stats(self, x: Tensor, prompt: Tensor | None = None) -> FeatureStats:
+        """Outputs of one counted pass over the embedded batch, with a prompt (c,) or (prompts * d,)."""
         self.counters.forwards += 1
-        return self._see(x, prompt)
+        return self._forward_stats(x, prompt)
 
-    def _see(self, x: Tensor, prompt: Tensor | None) -> FeatureStats:
+    def _forward_stats(self, x: Tensor, prompt: Tensor | None) -> FeatureStats:
         network = take_prompts(self.model)
         if prompt is None or network.as_bias:
             features = network.forward(x if prompt is None else x + prompt.view(1, -1, 1, 1)).features
@@ -151,21 +147,21 @@ class Dpcore(Method):
     def distance(self, seen: FeatureStats) -> Tensor:
         """Distance () of the batch's feature statistics to those of clean images."""
         source = self.source.like(seen.mean)
-        return _apart(seen.mean - source.features, seen.std - source.features_std)
+        return _distance(seen.mean - source.features, seen.std - source.features_std)
 
     def mix(self, coreset: Tensor, plain: FeatureStats) -> tuple[Tensor, Tensor]:
         """Weights (m,) of the known prompts, larger for nearer features, and the weighted sum of the prompts."""
         width = len(plain.mean)
         means, stds, prompts = coreset.tensor_split((width, 2 * width), dim=1)
-        weights = (-_apart(means - plain.mean, stds - plain.std) / self.options.tau).softmax(0)
+        weights = (-_distance(means - plain.mean, stds - plain.std) / self.options.tau).softmax(0)
         return weights, weights @ prompts
 
     def infer(self, images: Tensor) -> Tensor:
         x = take_prompts(self.model).embed(images)
-        plain = self._see(x, None)
+        plain = self._forward_stats(x, None)
         if self.coreset is None:
             return plain.logits
-        return self._see(x, self.mix(self.coreset.to(x), plain)[1]).logits
+        return self._forward_stats(x, self.mix(self.coreset.to(x), plain)[1]).logits
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         width, coreset = 2 * len(self.source.features), state["extra"].get("coreset")
@@ -176,6 +172,6 @@ class Dpcore(Method):
             )
 
 
-def _apart(means: Tensor, stds: Tensor) -> Tensor:
+def _distance(means: Tensor, stds: Tensor) -> Tensor:
     """Sum (...) of the norms of differences (..., d) of means and of standard deviations."""
     return torch.linalg.vector_norm(means, dim=-1) + torch.linalg.vector_norm(stds, dim=-1)

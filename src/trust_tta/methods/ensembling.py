@@ -37,8 +37,7 @@ def log_mean_probability(logits: Logits, *, least: float = -math.inf) -> Logits:
 
 
 def _log_mean_probability(logits: Tensor, *, dim: int, least: float) -> Tensor:
-    mean = logits.log_softmax(2).logsumexp(dim) - math.log(logits.shape[dim])
-    return mean if least == -math.inf else mean.clamp_min(least)
+    return (logits.log_softmax(2).logsumexp(dim) - math.log(logits.shape[dim])).clamp_min(least)
 
 
 def mean_log_probability(logits: Logits) -> Logits:

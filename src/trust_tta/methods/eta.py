@@ -8,7 +8,6 @@ Approach that Questions Our Progress in Continual Test-Time Adaptation", NeurIPS
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Annotated, Literal, Self, cast
 
 import torch
@@ -30,9 +29,8 @@ Margin = Annotated[float, Field(ge=0)]  # may be infinite
 
 
 class EtaOptions(LearningOptions):
-    """`margin`: of the entropy, as a part of ln(classes). `d_margin`: largest cosine to the mean prediction; None
-    takes 0.4 for up to 10 classes, 0.2 for up to 100 and the paper's 0.05 above, since the fewer the classes, the
-    more alike any two predictions are."""
+    """`margin`: of the entropy, as a fraction of ln(classes). `d_margin`: largest cosine to the mean prediction; None
+    takes 0.4 for up to 10 classes, 0.2 for up to 100 and the paper's 0.05 above."""
 
     margin: Margin = 0.4
     d_margin: Margin | None = None
@@ -56,9 +54,7 @@ class Eta(Learner):
     Options = EtaOptions
     options: EtaOptions
     chunked_loss = True
-
-    def reset_state(self) -> None:
-        self.mean_prediction: Tensor | None = None
+    mean_prediction: Tensor | None
 
     def state_spec(self) -> dict[str, Spec]:
         return {"mean_prediction": Array((None,), least=0, most=1 + 1e-3)}
@@ -69,8 +65,13 @@ class Eta(Learner):
         if self.mean_prediction is None:
             return reliable
         check_classes(self.mean_prediction, logits.shape[1])
-        similarity = apply_in_chunks(partial(_similarity, mean=self.mean_prediction), logits)
-        return reliable & (similarity.abs() < self.d_margin(logits.shape[1]))
+        mean = self.mean_prediction
+
+        def similarity(chunk: Tensor) -> Tensor:
+            predictions = chunk.softmax(1).movedim(1, -1)
+            return torch.cosine_similarity(mean.to(predictions), predictions, dim=-1)
+
+        return reliable & (apply_in_chunks(similarity, logits).abs() < self.d_margin(logits.shape[1]))
 
     def update(self, images: Tensor, logits: Logits) -> None:
         """One step on the selected predictions, if any; then update the moving mean prediction (classes,)."""
@@ -94,16 +95,10 @@ class Eta(Learner):
         return self.options.margin * math.log(classes)
 
     def d_margin(self, classes: int) -> float:
-        """Largest cosine to the mean prediction; the default is that of the ports for 10, 100 and 1000 classes."""
+        """Largest cosine to the mean prediction; by default that of the published code for 10, 100, 1000 classes."""
         if self.options.d_margin is not None:
             return self.options.d_margin
         return 0.4 if classes <= 10 else 0.2 if classes <= 100 else 0.05
-
-
-def _similarity(logits: Tensor, *, mean: Tensor) -> Tensor:
-    """The cosine between each prediction and a mean one (classes,)."""
-    predictions = logits.softmax(1).movedim(1, -1)
-    return torch.cosine_similarity(mean.to(predictions), predictions, dim=-1)
 
 
 class OfficialOptions(EtaOptions):
@@ -140,9 +135,8 @@ class Eata(Eta):
     def selected_loss(self, logits: Logits, chosen: Tensor) -> Tensor:
         fisher = cast(FisherWeights, self.options.fisher).values
         now = torch.cat([tensor.reshape(-1) for tensor in self.weights.tensors])
-        then = torch.cat([self.weights.source[name].reshape(-1) for name in self.adapted])
-        matter = torch.cat([fisher[name].reshape(-1) for name in self.adapted]).to(now)
-        anchor = (matter * (now - then).square()).sum()
+        importance = torch.cat([fisher[name].reshape(-1) for name in self.adapted]).to(now)
+        anchor = (importance * (now - self.weights.source_vector.to(now)).square()).sum()
         return super().selected_loss(logits, chosen) + self.options.fisher_alpha * anchor
 
 
@@ -160,7 +154,7 @@ class Rdumb(Eta):
 
     def adapt(self, images: Tensor) -> Logits:
         if self.counters.batches and self.counters.batches % self.options.reset_every == 0:
-            self.weights.restore_source()  # what the norms have seen of the stream is still right
+            self.weights.restore_source()  # but not the statistics of the norms
             self.reset_state()
             self.counters.recoveries += 1
         return super().adapt(images)

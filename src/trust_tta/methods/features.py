@@ -35,10 +35,6 @@ class FeatureMethod(Method):
     def infer(self, images: Tensor) -> Tensor:
         return self.classify(features_and_logits(self.model, images)[0])
 
-    def head(self, features: Tensor) -> Tensor:
-        """Logits (n, classes) of the trained classifier for features (n, d)."""
-        return classify(self.model, features)
-
     def classify(self, features: Tensor) -> Tensor:
         """Logits (n, classes) of the adapted classifier for features (n, d)."""
         raise NotImplementedError
@@ -54,7 +50,7 @@ def splits_head(model: nn.Module) -> bool:
 
 
 def pools_in_head(model: nn.Module) -> bool:
-    """Whether a network is one of timm's, whose `forward_head` pools whatever it is given."""
+    """Whether a network is timm's, whose `forward_head` always pools, so that it cannot take pooled features."""
     return hasattr(model, "get_classifier") and not hasattr(model, "classifier_names")
 
 

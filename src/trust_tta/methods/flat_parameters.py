@@ -35,14 +35,14 @@ class FlatParameters:
     """Named parameters that share memory with one vector (n,) of at least float32.
 
     The parameters become views of the vector. Those that cannot (another dtype or layout), and those that the user has
-    reallocated since, are copied into and out of the vector around each operation. `source`: the initial values.
-    `optimizer_state`: the optimizer's own tensors by name; all zero before the first step.
+    reallocated since, are copied into and out of the vector around each operation. `source_vector` (n,): the initial
+    values. `optimizer_state`: the tensors that `torch.optim` keeps, by the same names; zero before the first step.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
         self.named, self.config = dict(parameters), config
-        self.source = {name: parameter.detach().clone() for name, parameter in self.named.items()}
         self._build(users=2)  # the user's network has the same memory, and is re-bound afterwards
+        self.source_vector = self.vector.clone()
 
     def _build(self, *, users: int = 1) -> None:
         """Allocate the vector, and alias parameters whose memory has at most `users` users to it."""
@@ -59,25 +59,24 @@ class FlatParameters:
                 # A storage of its own over the same memory: saving a view would save the whole vector.
                 tensor.data = from_dlpack(view.view(-1)).view(view.shape)
         self._built_at = [t.data_ptr() for t in self.tensors]
-        self.optimizer_state = self._initial_state() if self.tensors else {}
-
-    def _initial_state(self) -> dict[str, Tensor]:
-        """The tensors that `torch.optim` keeps for the optimizer, by the same names, zero."""
-        if self.config.optimizer == "adam":
-            step = torch.zeros((), dtype=torch.float32, device=self.vector.device)
-            return {"step": step, "exp_avg": torch.zeros_like(self.vector), "exp_avg_sq": torch.zeros_like(self.vector)}
-        return {"momentum_buffer": torch.zeros_like(self.vector)} if self.config.momentum else {}
+        self.optimizer_state: dict[str, Tensor] = {}
+        if self.tensors and self.config.optimizer == "adam":
+            self.optimizer_state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            self.optimizer_state["exp_avg"] = torch.zeros_like(self.vector)
+            self.optimizer_state["exp_avg_sq"] = torch.zeros_like(self.vector)
+        elif self.tensors and self.config.momentum:
+            self.optimizer_state["momentum_buffer"] = torch.zeros_like(self.vector)
 
     @property
-    def source_vector(self) -> Tensor:
-        """The initial parameters (n,)."""
-        return self.flatten(self.source.values())
+    def source(self) -> dict[str, Tensor]:
+        """The initial values, by name."""
+        return {name: value.to(self.named[name].dtype) for name, value in self.unflatten(self.source_vector).items()}
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         _copy((tensor, state[name]) for name, tensor in self.optimizer_state.items())
 
     def fade_optimizer_state(self, kept: Tensor | float) -> None:
-        """Keep the fraction `kept` () of the optimizer's moments and of its steps, so that it starts anew at 0."""
+        """Multiply the optimizer's moments and its number of steps by `kept` (); 0 resets it."""
         for name, tensor in self.optimizer_state.items():
             tensor.mul_(kept)
             if name == "step":
@@ -85,7 +84,7 @@ class FlatParameters:
 
     def restore_source(self) -> None:
         """Restore the initial parameters bit for bit, and reset the optimizer."""
-        _copy((tensor, self.source[name]) for name, tensor in self.named.items())
+        self.load(self.source_vector)
         for tensor in self.optimizer_state.values():
             tensor.zero_()
 
@@ -144,12 +143,12 @@ class FlatParameters:
         self._sync(to_vector=False)
 
     def rebuild_if_moved(self) -> None:
-        """Follow parameters that were moved to another device or dtype, with the optimizer's state."""
+        """Rebuild the vector if the parameters were moved to another device or dtype; the optimizer keeps its state."""
         if [t.data_ptr() for t in self.tensors] == self._built_at:
             return
         state = self.optimizer_state
-        self.source = {name: value.to(self.named[name].device) for name, value in self.source.items()}
         self._build()
+        self.source_vector = self.source_vector.to(self.vector)
         self.load_optimizer_state(state)
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,24 +164,20 @@ class FlatParameters:
         }
         return {"adapted": {name: Array.like(t) for name, t in self.named.items()}, "optimizer": optimizer}
 
-    def vector_spec(self) -> Array:
-        """The spec of a vector (n,) of parameters."""
-        return Array.like(self.vector)
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         _copy((tensor, state["adapted"][name]) for name, tensor in self.named.items())
         self.load_optimizer_state(state["optimizer"])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Views and optimizers do not survive a copy or a pickle: they are rebuilt."""
-        kept = {name: getattr(self, name) for name in ("named", "config", "source")}
-        return {**kept, "optimizer_state": self.optimizer_state}
+        """Without views of the vector, which copies and pickles rebuild."""
+        return {name: getattr(self, name) for name in ("named", "config", "source_vector", "optimizer_state")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.named, self.config, self.source = state["named"], state["config"], state["source"]
+        self.named, self.config = state["named"], state["config"]
         for tensor in self.named.values():
             tensor.data = tensor.data.clone()  # it may have come as shared memory
         self._build()
+        self.source_vector = state["source_vector"].to(self.vector)
         self.load_optimizer_state(state["optimizer_state"])
 
     def _split(self, vector: Tensor) -> list[Tensor]:
@@ -194,8 +189,8 @@ class FlatParameters:
         addresses = [t.data_ptr() for t in self.tensors]
         if addresses != self._addresses or not all(map(Tensor.is_contiguous, self.tensors)):
             rows = zip(self.tensors, self._views, addresses, self._addresses, strict=True)
-            apart = [(t, view) for t, view, now, aliased in rows if now != aliased or not t.is_contiguous()]
-            _copy((view, tensor) if to_vector else (tensor, view) for tensor, view in apart)
+            outside = [(t, view) for t, view, now, aliased in rows if now != aliased or not t.is_contiguous()]
+            _copy((view, tensor) if to_vector else (tensor, view) for tensor, view in outside)
         if not to_vector:  # a pending backward over the old values will be refused
             torch.autograd.graph.increment_version(self.tensors)
 

@@ -1,8 +1,8 @@
 """FOA: input tokens learned by CMA-ES, without a backward pass, and features shifted to the source's mean.
 
-Niu et al., "Test-Time Model Adaptation with Only Forward Passes", ICML 2024. The method is of vision transformers, and
-takes those of timm; on a VMamba it is as the TRUST paper moved it there: the tokens are part of the first map, and the
-mean of all tokens of a map stands for the class token.
+Niu et al., "Test-Time Model Adaptation with Only Forward Passes", ICML 2024. The method is for vision transformers, as
+those of timm. On a VMamba it follows the TRUST paper: the tokens are part of the first map, and the mean token of a map
+replaces the class token.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Foa(Method):
         search.tell(candidates, fitness)
         self.told, self.dimension, self.spread = search.told, size, spread
         self.counters.updates += 1
-        self.follow(features[finite].mean(0))
+        self.update_mean_features(features[finite].mean(0))
         return logits[-1] if self.options.predict == "before" else logits[fitness.argmin()]
 
     def infer(self, images: Tensor) -> Logits:
@@ -130,7 +130,7 @@ class Foa(Method):
         return entropy(judged).sum() + self.options.weight * len(x) / 64 * distance, logits, features.mean(0)
 
     def make_search(self, dimension: int, spread: float) -> Search:
-        """A new search, brought by replay to where a saved one was."""
+        """A new search; a saved one is restored by replaying its fitness values."""
         options = self.options
         first = np.random.default_rng(options.seed).uniform(-spread, spread, dimension)
         search = Search(first, population=options.population, sigma=options.sigma, seed=options.seed)
@@ -138,7 +138,7 @@ class Foa(Method):
             search.replay(self.told.cpu())
         return search
 
-    def follow(self, features: Tensor) -> None:
+    def update_mean_features(self, features: Tensor) -> None:
         """Update the moving mean of the features (d,)."""
         if self.mean_features is not None:
             features = MOMENTUM * self.mean_features.to(features) + (1 - MOMENTUM) * features
@@ -158,8 +158,8 @@ class Normals:
 class Search:
     """Minimize over vectors (dimension,): ask for candidates, tell their fitness.
 
-    The search is a function of its settings and of the fitness values it was told, so these are its whole
-    state: `replay` walks the same path to the same bits, without evaluating anything.
+    Settings and fitness values determine the search, so they are its whole state: `replay` restores it bit for bit,
+    without forward passes.
     """
 
     def __init__(self, first: Vector, *, population: int, sigma: float, seed: int) -> None:
@@ -181,6 +181,6 @@ class Search:
         self.told = torch.cat([self.told, values[None]])
 
     def replay(self, told: Tensor) -> None:
-        """From the start, take the fitness values (rounds, population + 1) of a saved search."""
+        """Repeat a saved search from its fitness values (rounds, population + 1)."""
         for fitness in told:
             self.tell(self.ask(), fitness)

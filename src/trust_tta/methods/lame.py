@@ -87,7 +87,7 @@ def nearest(features: Tensor, k: int) -> Tensor:
 
 
 def linear(features: Tensor, k: int) -> Tensor:
-    """Inner products, (n, n); there is no neighborhood to choose."""
+    """Inner products, (n, n); `k` has no effect."""
     del k
     return features @ features.T
 

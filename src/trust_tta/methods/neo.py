@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trust_tta.errors import StateError
 from trust_tta.methods.base import MethodOptions
-from trust_tta.methods.features import FeatureMethod, wide_dtype
+from trust_tta.methods.features import FeatureMethod, classify, wide_dtype
 from trust_tta.methods.state import Array, Number, Spec
 from trust_tta.methods.statistics import StatisticsKind
 from trust_tta.schema import Fraction
@@ -35,14 +35,14 @@ class Neo(FeatureMethod):
     mean_features: Tensor | None
 
     def reset_state(self) -> None:
-        self.mean_features = None
+        super().reset_state()
         self.images = 0
 
     def state_spec(self) -> dict[str, Spec]:
         return {"mean_features": Array((None,)), "images": Number(int, least=0, most=2.0**53)}
 
     def classify(self, features: Tensor) -> Tensor:
-        return self.head((features - self._mean(features)).to(features.dtype))
+        return classify(self.model, (features - self._mean(features)).to(features.dtype))
 
     def update(self, features: Tensor) -> None:
         self.images += len(features)

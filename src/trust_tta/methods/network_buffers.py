@@ -31,7 +31,7 @@ class NetworkBuffers:
         self.watch()
 
     def watch(self) -> None:
-        """Note later changes from here on; called when the buffers were moved, copied or loaded."""
+        """Record the present buffers, to detect later changes; called after they were moved, copied or loaded."""
         now = self.network.named_buffers()
         self._watched = [(name, buffer, buffer._version) for name, buffer in now if name in self.source]
 
@@ -79,7 +79,7 @@ class NetworkBuffers:
             self.watch()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Before a copy or a pickle, in which later changes are watched for anew."""
+        """State for a copy or a pickle, with all changes so far."""
         self.note_changes()
         return vars(self)
 

@@ -89,7 +89,7 @@ class RobustNorm(RunningNorm):
 
 
 class BnAlphaOptions(MethodOptions):
-    """`alpha`: weight of the batch's statistics; with `statistics` other than "batch" there is nothing to mix."""
+    """`alpha`: weight of the batch's statistics, for `statistics="batch"`."""
 
     alpha: Fraction = 0.1
 
@@ -115,7 +115,7 @@ class BnEmaOptions(MethodOptions):
 
 
 class BnEma(Source):
-    """The running statistics of training are updated further: a forward that updates them, then the prediction."""
+    """A forward that updates the running statistics of training, then the prediction."""
 
     name = "bn_ema"
     Options = BnEmaOptions
@@ -136,7 +136,7 @@ class BnEma(Source):
 
 
 def check_moved(statistics: Statistics, images: Tensor) -> None:
-    """Refuse a batch that makes running statistics not finite: all later predictions would be alike."""
+    """Refuse a batch that makes running statistics not finite."""
     moved = [norm.mean.abs().amax() + norm.variance.amax() for norm in statistics.norms.values()]
     if moved and not bool(all_finite(torch.stack(moved))):
         raise DataError(
@@ -146,7 +146,7 @@ def check_moved(statistics: Statistics, images: Tensor) -> None:
 
 
 def _statistics(x: Tensor, *, correction: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance (channels,); a single number has the variance zero."""
+    """Mean and variance (channels,); the variance of a single value is zero."""
     variance, mean = torch.var_mean(
         x, dim=[0, *range(2, x.dim())], correction=min(correction, x.numel() // x.shape[1] - 1)
     )

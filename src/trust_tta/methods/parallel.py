@@ -22,8 +22,7 @@ from trust_tta.methods.parameters import parameter_roles
 from trust_tta.methods.state import clone
 
 if TYPE_CHECKING:
-    from trust_tta.methods.trust import WeightAveraging
-    from trust_tta.methods.trust_options import TrustOptions
+    from trust_tta.methods.trust import TrustOptions, WeightAveraging
 
 
 class OrderStep(NamedTuple):
@@ -61,9 +60,9 @@ def adapt(method: WeightAveraging, images: Tensor) -> list[OrderStep]:
 
 
 def adapt_separately(method: WeightAveraging, images: Tensor) -> list[OrderStep]:
-    """Each order on the whole batch, or on its part of it.
+    """Adapt under one order after the other, each on the whole batch or on its part.
 
-    One after the other, the K adaptations take as long on one device as at once, and the memory of one.
+    On one device, running the K adaptations at once would not be faster, and take K times the memory.
     """
     weights, orders, split = method.weights, method.orders, method.mode == "split"
     parts = equal_parts(images, len(orders)) if split else images.expand(len(orders), *images.shape)
@@ -180,7 +179,7 @@ def scanning_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def check_options(options: TrustOptions, model: nn.Module) -> None:
-    """Refuse the joint forward for a network whose scans read weights of modules that are not called."""
+    """Refuse the joint forward for a network whose scan weights belong to modules without a forward."""
     joint = options.mode == "split" and options.split_statistics == "batch" and options.statistics != "source"
     if joint and any(type(module).forward is nn.Module.forward for module in scanning_modules(model).values()):
         raise ConfigError(
@@ -190,7 +189,7 @@ def check_options(options: TrustOptions, model: nn.Module) -> None:
 
 
 def check_parts(images: Tensor, k: int) -> None:
-    """Refuse a batch that cannot be divided."""
+    """Refuse a batch smaller than the number of orders."""
     if len(images) < k:
         raise ShapeError(
             f'{len(images)} images cannot be split among {k} orders; give at least {k} or use mode="replicate"'

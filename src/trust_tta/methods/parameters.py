@@ -116,7 +116,7 @@ def all_but_the_head(model: nn.Module) -> list[str]:
 
 
 class SharedModel:
-    """The user's network, whose parameters the method shares; `given` is perhaps what torch.compile made of it."""
+    """The user's network, whose parameters the method shares. `given`: the network or its torch.compile wrapper."""
 
     def __init__(self, given: nn.Module) -> None:
         self.given = given

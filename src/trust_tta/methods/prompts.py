@@ -1,4 +1,4 @@
-"""Networks with learned prompts: tokens of vision transformers, VMamba's first map, or the images of other networks."""
+"""Learned prompts: tokens of vision transformers, a row of VMamba's first map, or of other networks' images."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ImagePrompts:
 
 
 class MapPrompts(ImagePrompts):
-    """A VMamba: tokens fill one more row of the first map (n, c, h, w); a map's mean token stands for its layer."""
+    """A VMamba: tokens fill one more row of the first map (n, c, h, w); a layer is described by its mean token."""
 
     def embed(self, images: Tensor) -> Tensor:
         return self.network.embed(images)
@@ -71,9 +71,9 @@ class MapPrompts(ImagePrompts):
 
 
 class TokenPrompts(ImagePrompts):
-    """A vision transformer of timm: prompts follow the class token and leave after the last block.
+    """A vision transformer of timm: prompts are inserted after the class token and removed after the last block.
 
-    The class token, normalized as the next block takes it, stands for a layer; where there is none, the mean token.
+    A layer is described by its class token under the next block's norm; without a class token, by its mean token.
     """
 
     as_bias = False
@@ -112,7 +112,7 @@ _TOKENS = ("patch_embed", "_pos_embed", "norm_pre", "blocks", "norm", "num_prefi
 
 
 def take_prompts(model: nn.Module) -> ImagePrompts:
-    """The network with a place for prompts: in its tokens, its first map, or else its images."""
+    """The prompt interface of a network: for its tokens, its first map, or else its images."""
     network: Any = model
     if all(hasattr(model, name) for name in _MAPS):
         return MapPrompts(network)
@@ -130,7 +130,7 @@ def _is_plain(blocks: Any) -> bool:
 
 
 def append_row(first_map: Tensor, tokens: Tensor) -> Tensor:
-    """The map (n, c, h, w) with tokens (prompts, c) as one more row; each fills an equal stretch of it."""
+    """The map (n, c, h, w) with tokens (prompts, c) as one more row; each fills an equal share of it."""
     n, channels, _, width = first_map.shape
     if len(tokens) > width:
         raise ShapeError(f"{len(tokens)} prompts do not fit in a row of {width} tokens; set prompts to {width} or less")

@@ -19,7 +19,7 @@ from trust_tta.methods.validation import check_classes, check_image_logits
 from trust_tta.ops.segmentation_logits import upsample
 from trust_tta.schema import Count, Fraction, Natural, Positive, Rate
 
-LEAST_GAIN, SURE = 0.89, 0.9999  # between which CMF's share of the hidden weights lies; above, it is one
+LEAST_GAIN, SURE = 0.89, 0.9999  # bounds of CMF's Kalman gain; above SURE it is 1
 WEIGHTS = 38_400.0  # adapted weights for which CMF's `q` is stated
 
 
@@ -35,7 +35,7 @@ class WeightedOptions(LearningOptions):
 
 
 class RoidOptions(WeightedOptions):
-    """`momentum_src`: what stays of the weights after each update; the rest is the source's."""
+    """`momentum_src`: weight of the adapted weights in the average with the source after each update."""
 
     momentum_src: Fraction = 0.99
 
@@ -45,9 +45,6 @@ class Weighted(Learner):
 
     options: WeightedOptions
     class_probs: Tensor | None
-
-    def reset_state(self) -> None:
-        self.class_probs = None
 
     def state_spec(self) -> dict[str, Spec]:
         return {"class_probs": Array((None,), least=0, most=1 + 1e-3)}
@@ -73,8 +70,8 @@ class Weighted(Learner):
         chosen, weights = logits[kept], weights[kept]
         losses = soft_likelihood_ratio(chosen) + symmetric_cross_entropy(chosen, views)
         if bool(self.step((weights * losses).sum() / (self.options.batch_size or len(images)))):
-            self.follow(logits.detach())
-            self.pull()
+            self.update_class_probs(logits.detach())
+            self.average_weights()
 
     def augment(self, images: Tensor) -> Tensor:
         """A view of images (n, c, h, w)."""
@@ -90,8 +87,8 @@ class Weighted(Learner):
         certainty = _scaled(-entropy(logits))
         return torch.exp(diversity * certainty / self.options.temperature), ~(diversity < diversity.mean())
 
-    def follow(self, logits: Tensor) -> None:
-        """Move the mean prediction (classes,) towards that of the whole batch."""
+    def update_class_probs(self, logits: Tensor) -> None:
+        """Update the moving mean prediction (classes,) by the whole batch."""
         p, momentum = logits.softmax(1), self.options.momentum_probs
         self.class_probs = momentum * self.mean_prediction(p) + (1 - momentum) * p.mean(0)
 
@@ -102,8 +99,8 @@ class Weighted(Learner):
         check_classes(self.class_probs, p.shape[1])
         return self.class_probs.to(p)
 
-    def pull(self) -> None:
-        """Move the weights towards the source; called after each update."""
+    def average_weights(self) -> None:
+        """Average the adapted weights with the source's; called after each update."""
         raise NotImplementedError
 
     def correct(self, logits: Tensor) -> Tensor:
@@ -114,20 +111,20 @@ class Weighted(Learner):
 
 
 class Roid(Weighted):
-    """One update from the images that count and a view of them, then a little back to the source."""
+    """One update on the selected images and an augmented view of them, then a small step towards the source."""
 
     name = "roid"
     Options: ClassVar[type[LearningOptions]] = RoidOptions
     options: RoidOptions
 
-    def pull(self) -> None:
+    def average_weights(self) -> None:
         momentum, origin = self.options.momentum_src, self.weights.source_vector
         self.weights.load(momentum * self.weights.snapshot() + (1 - momentum) * origin)
 
 
 class CmfOptions(WeightedOptions):
-    """`alpha`: how far the hidden weights stay from the source; `q`: how much they drift, for 38,400 weights; `gamma`:
-    what stays of the adapted weights after each update."""
+    """`alpha`: decay of the hidden weights towards the source; `q`: variance of their drift, for 38,400 weights;
+    `gamma`: weight of the adapted weights in the average with the hidden ones."""
 
     alpha: Fraction = 0.99
     gamma: Fraction = 0.99
@@ -135,20 +132,20 @@ class CmfOptions(WeightedOptions):
 
 
 class Cmf(Weighted):
-    """ROID, but the weights are pulled to hidden ones, which a Kalman filter follows from the source."""
+    """ROID, but the weights are averaged with hidden ones, which a Kalman filter estimates."""
 
     Options: ClassVar[type[LearningOptions]] = CmfOptions
     options: CmfOptions
+    hidden: Tensor | None
 
     def reset_state(self) -> None:
         super().reset_state()
-        self.hidden: Tensor | None = None
         self.variance = 0.0
 
     def state_spec(self) -> dict[str, Spec]:
-        return {**super().state_spec(), "hidden": self.weights.vector_spec(), "variance": Number(float, least=0)}
+        return {**super().state_spec(), "hidden": Array.like(self.weights.vector), "variance": Number(float, least=0)}
 
-    def pull(self) -> None:
+    def average_weights(self) -> None:
         alpha, gamma = self.options.alpha, self.options.gamma
         theta, origin = self.weights.snapshot(), self.weights.source_vector
         hidden = origin if self.hidden is None else self.hidden.to(theta)

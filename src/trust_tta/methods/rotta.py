@@ -45,7 +45,7 @@ class RottaOptions(LearningOptions):
 
 @dataclass
 class MemoryItem:
-    """An image of the memory: its place among the images at hand, its label, its uncertainty, and its age in images."""
+    """An image of the memory: its index in the present images, label, uncertainty, and age in images."""
 
     place: int
     label: int
@@ -67,7 +67,7 @@ class BalancedMemory:
     lambda_u: float
 
     def offer(self, item: MemoryItem) -> None:
-        """Put the item in, in the place of another, or not at all; everything grows older."""
+        """Add the item, replace another by it, or drop it; all items age by one."""
         counts = Counter(kept.label for kept in self.items)
         if counts[item.label] >= self.capacity / self.classes:
             self._replace(item, {item.label})
@@ -80,7 +80,7 @@ class BalancedMemory:
             kept.age += 1
 
     def _replace(self, item: MemoryItem, labels: set[int]) -> None:
-        """The worst item of these classes, the last of equals, makes room if it is worse than the new one."""
+        """Replace the worst item of these classes, the last of equals, if it is worse than the new one."""
         worst = max((kept for kept in reversed(self.items) if kept.label in labels), key=self._score)
         if self._score(worst) > self._score(item):
             self.items = [kept for kept in self.items if kept is not worst]
@@ -122,7 +122,7 @@ class Rotta(Learner):
 
     def state_spec(self) -> dict[str, Spec]:
         return {
-            "student": self.weights.vector_spec(),
+            "student": Array.like(self.weights.vector),
             "student_statistics": self.statistics.spec(),
             "offered": Number(int, least=0, most=2.0**53),
             "images": Array((None, None, None, None)),
@@ -146,7 +146,7 @@ class Rotta(Learner):
         return logits if self.options.predict == "before" else upsample(self.predict(images))
 
     def remember(self, images: Tensor, logits: Tensor) -> None:
-        """Offer images (n, c, h, w) to the memory, one after the other, and learn from it whenever it is time."""
+        """Offer images (n, c, h, w) to the memory one by one, and learn from it after every `update_frequency`."""
         p = logits.double().softmax(1)
         labels, entropies = p.argmax(1).tolist(), (-p * (p + 1e-6).log()).sum(1).tolist()
         at_hand = images if self.images is None else torch.cat([self.images.to(images), images])
@@ -164,7 +164,7 @@ class Rotta(Learner):
         self.ages = torch.tensor([item.age for item in memory.items])
 
     def recall(self, classes: int) -> BalancedMemory:
-        """The memory as it was kept, its images in their places."""
+        """The memory of the state."""
         items = []
         if self.labels is not None and self.entropies is not None and self.ages is not None:
             kept = zip(self.labels.tolist(), self.entropies.tolist(), self.ages.tolist(), strict=True)
@@ -173,7 +173,7 @@ class Rotta(Learner):
         return BalancedMemory(items, options.memory_size, classes, options.lambda_t, options.lambda_u)
 
     def learn_from(self, images: Tensor, ages: list[int]) -> None:
-        """One update of the student on views of the remembered images, and of the teacher; all or nothing of it."""
+        """One update of student and teacher on views of the memory; a skipped step changes neither."""
         teacher, before = self.weights.snapshot(), self.statistics.state()
         target = upsample(self.observe_statistics(images))
         followed = self.statistics.state()

@@ -30,20 +30,17 @@ class SarOptions(LearningOptions):
 
 
 class Sar(Learner):
-    """Climb by `rho` along the gradient, and take the step that the gradient found there asks for.
+    """Sharpness-aware step: the gradient at the weights moved by `rho` along their gradient.
 
-    Predictions count below an entropy of `margin` * ln(classes), before the climb and after it. When the moving
-    mean of the second loss falls below `reset_threshold` the predictions have collapsed: weights and optimizer
-    return to the source, `counters.recoveries` counts it, and the mean starts anew. With `skip_last` the last stage
-    and the last norm stay as they are.
+    Only predictions with an entropy below `margin` * ln(classes) count, at both points. A moving mean of the second
+    loss below `reset_threshold` means collapse: weights and optimizer are reset, which `counters.recoveries` counts.
+    `skip_last` leaves out the last stage and the last norm.
     """
 
     Options = SarOptions
     options: SarOptions
     chunked_loss = True
-
-    def reset_state(self) -> None:
-        self.mean_loss: float | None = None
+    mean_loss: float | None
 
     def state_spec(self) -> dict[str, Spec]:
         return {"mean_loss": Number(float, least=0)}
@@ -67,12 +64,12 @@ class Sar(Learner):
             return
         loss = entropies[reliable].mean()
         if bool(self.step(loss, start=start)):
-            self.follow(loss.item())
+            self.update_mean_loss(loss.item())
 
-    def follow(self, loss: float) -> None:
-        """Move the mean loss; when it says that the predictions have collapsed, start from the source again."""
+    def update_mean_loss(self, loss: float) -> None:
+        """Update the moving mean of the loss; reset to the source where it shows a collapse."""
         self.mean_loss = loss if self.mean_loss is None else MOMENTUM * self.mean_loss + (1 - MOMENTUM) * loss
         if self.mean_loss < self.options.reset_threshold:
-            self.weights.restore_source()  # what the norms have seen of the stream is still right
+            self.weights.restore_source()  # but not the statistics of the norms
             self.reset_state()
             self.counters.recoveries += 1

@@ -108,7 +108,7 @@ def gather_from_clean(name: str, model: nn.Module, batches: Iterable[Tensor], op
 
 
 def required(value: T | None, method: str, option: str, *, hint: str = "") -> T:
-    """The statistics of clean images that are the value of an option; refused where there are none."""
+    """The value of an option that needs clean images; refused where it is None."""
     if value is None:
         raise ConfigError(
             f"{method} needs {option.replace('_', ' ')} of clean images; give {option}="
@@ -127,7 +127,7 @@ def _normalized(network: nn.Module, batches: Iterable[Tensor], kind: StatisticsK
 
 
 def _made_by(function: Callable[..., object], kind: type) -> PlainValidator:
-    """Accepts None and what the function returns."""
+    """A validator that accepts None and results of the function."""
 
     def check(value: Any) -> Any:
         if value is not None and not isinstance(value, kind):

@@ -1,4 +1,4 @@
-"""The state of a method: what it may hold, saving and loading it, and undoing a batch that failed.
+"""The state of a method: its specification, saving and loading, and rollback after a failed batch.
 
 A state is made of nested dicts and lists of tensors and plain values. It is checked whole against its `Spec` before
 anything is loaded.
@@ -38,9 +38,6 @@ class Counters:
     recoveries: int = 0  # resets to the source that the method itself decided on
     refused: int = 0  # batches refused because their predictions were not finite
 
-    def set(self, other: Counters) -> None:
-        vars(self).update(vars(other))
-
 
 def save_state(method: Method) -> dict[str, Any]:
     """The whole state as copied tensors and plain values."""
@@ -53,7 +50,7 @@ def save_state(method: Method) -> dict[str, Any]:
 
 
 def load_state(method: Method, state: Mapping[str, Any]) -> None:
-    """Load what `save_state` gave; refused whole if it does not fit."""
+    """Load the result of `save_state`; a state that does not fit is refused before anything changes."""
     if not isinstance(state, Mapping) or "method" not in state or "format" not in state:
         raise StateError(f"this is a {type(state).__name__} and no state; give what state_dict() of a method gave")
     if type(state["format"]) is not int or state["format"] != STATE_FORMAT:
@@ -63,8 +60,6 @@ def load_state(method: Method, state: Mapping[str, Any]) -> None:
         )
     if not isinstance(state["method"], str) or state["method"] != method.name:
         raise StateError(f"this state is of the method {show(state['method'])}; '{method.name}' takes its own alone")
-    if isinstance(state.get("statistics"), Mapping):
-        state = {**state, "statistics": method.statistics.upgrade(state["statistics"])}
     optimizer = state.get("optimizer")
     if isinstance(optimizer, Mapping) and optimizer.keys() != method.weights.optimizer_state.keys():
         raise StateError("this state was made with another optimizer; create the method with the same one")
@@ -79,7 +74,7 @@ def load_state(method: Method, state: Mapping[str, Any]) -> None:
         method.statistics.load(state["statistics"])
         method.network_buffers.load(state.get("buffers", {}))
         set_extra_state(method, state["extra"])
-        method.counters.set(Counters(**state["counters"]))
+        method.counters = Counters(**state["counters"])
     method.prediction_before = None
 
 
@@ -98,7 +93,7 @@ def restored_on_error(method: Method) -> Iterator[None]:
         method.statistics.load(statistics)
         method.network_buffers.load(buffers)
         set_extra_state(method, extra)
-        method.counters.set(counters)
+        method.counters = counters
         method.counters.refused += isinstance(error, DataError)
         method.prediction_before = before
         raise

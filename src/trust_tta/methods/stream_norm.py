@@ -55,7 +55,7 @@ class AdaptiveNorm(StateModule):
         self.activation = nn.Sequential(*norm.children()) if any(True for _ in norm.children()) else None
         self.has_source = norm.running_mean is not None and norm.running_var is not None
         like = next((t for t in (norm.running_mean, norm.weight) if t is not None), like)
-        like = like.to(torch.promote_types(like.dtype, torch.float32))  # averages in half precision would stand still
+        like = like.to(torch.promote_types(like.dtype, torch.float32))  # half precision would lose small updates
         mean, variance = norm.running_mean, norm.running_var
         zeros, ones = like.new_zeros(norm.num_features), like.new_ones(norm.num_features)
         self.register_buffer("source_mean", zeros if mean is None else mean.to(like.dtype), persistent=False)
@@ -254,14 +254,15 @@ class StreamNorm(AdaptiveNorm):
         names = ("mean", "variance", "image_variance")
         old_mean, old_variance, old_between = (getattr(self, f"previous_{prefix}{name}") for name in names)
         mean, variance, between = batch
-        apart = weight * (1 - weight)  # factor of the variance between two means
-        pooled = torch.lerp(old_variance, variance, weight[..., None]) + apart[..., None] * (mean - old_mean).square()
+        between_means = weight * (1 - weight)  # factor of the variance between two means
+        pooled = torch.lerp(old_variance, variance, weight[..., None])
+        pooled = pooled + between_means[..., None] * (mean - old_mean).square()
         getattr(self, f"{prefix}mean").copy_(torch.lerp(old_mean, mean, weight[..., None]))
         getattr(self, f"{prefix}variance").copy_(pooled)
         getattr(self, f"{prefix}images").copy_(images)
         if between is not None:
             moved = self.standard_moments(mean, variance) - self.standard_moments(old_mean, old_variance)
-            between = torch.lerp(old_between, between, weight) + apart * moved.square().mean((0, -1))
+            between = torch.lerp(old_between, between, weight) + between_means * moved.square().mean((0, -1))
             getattr(self, f"{prefix}image_variance").copy_(between)
             mean, variance, images, image_variance, share = (getattr(self, prefix + name) for name in self.STATE)
             distance = self.standard_moments(mean, variance).square().mean((0, -1))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trust_tta.errors import StateError
 from trust_tta.methods.base import MethodOptions
-from trust_tta.methods.features import FeatureMethod, class_rows, linear_heads, wide_dtype
+from trust_tta.methods.features import FeatureMethod, class_rows, classify, linear_heads, wide_dtype
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import StatisticsKind
@@ -42,9 +42,6 @@ class T3a(FeatureMethod):
         linear_heads(model, by=self.name)
         return super().adapted_names(model)
 
-    def reset_state(self) -> None:
-        self.kept = self.labels = self.entropies = None
-
     def state_spec(self) -> dict[str, Spec]:
         return {
             "kept": Array((None, None)),
@@ -67,7 +64,7 @@ class T3a(FeatureMethod):
 
     def _labeled(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features (n, d) with the trained classifier's predictions (n,) and their entropies (n,)."""
-        logits = self.head(features)
+        logits = classify(self.model, features)
         return features, logits.argmax(1), entropy(logits.to(wide_dtype(logits)))
 
     def _supports(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -303,7 +303,7 @@ class Api:
 
 
 def make_app(api: Api) -> Starlette:
-    """The application; the engine starts and stops with it."""
+    """The ASGI application; it starts the decoder and stops the service."""
     service = api.service
 
     @asynccontextmanager
@@ -328,7 +328,7 @@ def make_app(api: Api) -> Starlette:
 
 
 def refusal(error: Exception) -> Response:
-    """A status and one line that says why."""
+    """The response to an error: a status and one line."""
     refused = error if isinstance(error, RequestError) else BadRequestError(str(error))
     if isinstance(error, ClientDisconnect):
         refused = BadRequestError("the client disconnected")

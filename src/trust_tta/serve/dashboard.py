@@ -37,7 +37,7 @@ EVIDENCE = ("evidence", "weight", "e_value", "agreement", "snapshot")
 
 @dataclass
 class Thumbnail:
-    """A predicted image. `url`: empty until somebody looks at the page."""
+    """A predicted image. `url`: a data URL, made when the page is first requested."""
 
     id: str
     image: Tensor | None  # (3, h, w), until the thumbnail is made
@@ -111,7 +111,7 @@ class Dashboard:
 
     def add_event(self, stream: str, number: int, event: Event) -> None:
         shown = {"id": number, "stream": stream, **vars(event), "evidence": _shown(event.evidence)}
-        del shown["number"]  # in the stream; the page goes by the id
+        del shown["number"]  # in the stream; the page uses the id
         with self._lock:
             view = self._view(stream)
             view.changed = time.time()

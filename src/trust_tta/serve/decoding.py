@@ -90,7 +90,7 @@ def _is_quick(data: bytes | bytearray, preprocessing: Preprocessing) -> bool:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return preprocessing.fits(image.size)
-    except Exception:  # the worker says what is wrong with it
+    except Exception:  # the worker reports the error
         return False
 
 
@@ -159,7 +159,7 @@ class Decoder:
         return decoded
 
     async def _ask(self, *message: Any) -> Any:
-        """The answer of a worker to a message; its refusal is raised here."""
+        """A worker's answer to a message; raises its refusal."""
         if self._closed:
             raise RequestError(503, "the service is stopping", retry_after=5)
         future = asyncio.wrap_future(self._threads.submit(self._exchange, message))

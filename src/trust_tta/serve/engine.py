@@ -145,7 +145,7 @@ class Engine:
         self.streams.close()
 
     def _full(self, status: int, reason: str) -> RequestError:
-        """A refusal that says when the queue will be done."""
+        """The refusal of a full queue, with the seconds after which to try again."""
         retry_after = 1 + int(self.queued * self._seconds_per_image)
         return RequestError(status, f"{reason}, and no more are accepted for now", retry_after=retry_after)
 

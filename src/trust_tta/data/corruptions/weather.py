@@ -236,7 +236,7 @@ def _noise(generator: np.random.Generator, sigma: float) -> Floats:
 
 
 def _ridges(generator: np.random.Generator) -> Floats:
-    """Sharp crests at four scales: they lie where smooth noise changes its sign."""
+    """Sharp crests at four scales, where smooth noise changes its sign."""
     crests = [-np.abs(_noise(generator, sigma)) * math.sqrt(sigma) for sigma in (16.0, 8.0, 4.0, 2.0)]
     return _standard(sum(crests, np.zeros((_ICE_HEIGHT, _ICE_WIDTH))))
 

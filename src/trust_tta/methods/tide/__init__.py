@@ -5,8 +5,8 @@ p_i be the mean probability of the two views of image i, and n the images of the
 
 1. **Stream statistics** (`methods/statistics.py`). Each BatchNorm normalizes with running statistics of the stream. A
    **shift detector** (`shift_detector.py`) compares the mean description of the last images with that of the domain and
-   gives the probability d that a new domain has begun; memories, Adam's among them, shrink by 1 - d, and half of what
-   the weights learned goes with a domain: theta <- theta + d/2 (theta_source - theta).
+   gives the probability d that a new domain has begun; memories, also Adam's, are multiplied by 1 - d, and half of the
+   learned change is undone: theta <- theta + d/2 (theta_source - theta).
 2. **Source mixing** (`source_mixing.py`). Each BatchNorm uses the statistics of a mixture of stream and training data
    in the proportion a : 1 - a. With the channel means and mean squares t_i of image i in units of the source, their
    mean t over the n images of the stream, the mean squared distance V of the t_i to t, and D = |t - t_source|^2,

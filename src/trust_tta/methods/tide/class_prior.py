@@ -3,7 +3,7 @@
 Under a corruption a network prefers some classes. Its mean log-probabilities over many images show which, and are
 subtracted, as far as neither chance nor the differences that clean images have explain them. The mean prediction over
 the neighbors of an image differs from that of the stream beyond chance only where labels are correlated in time; then
-it is the prior of that image (Saerens et al., 2002). Time tells the two apart: a bias stays, labels change. In a
+it is the prior of that image (Saerens et al., 2002). A bias is constant in time, labels change. In a
 mixed stream each domain has a bias of its own.
 """
 

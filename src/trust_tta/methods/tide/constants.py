@@ -33,9 +33,9 @@ class TideConstants:
 
     # Learning
     weights: float = 2.0**19  # adapted weights for which `lr` is stated: steps have the same length in all networks
-    min_weights: float = 2.0**14  # with fewer, steps are shorter: long ones wear a ResNet's norms out
+    min_weights: float = 2.0**14  # with fewer, steps are shorter: long ones damage the norms of a ResNet
     domain_images: float = 1024.0  # over which feature variances, label correlations and errors are averaged
-    shift_decay: float = 0.5  # of what was learned goes when a domain ends: half of it serves other domains too
+    shift_decay: float = 0.5  # fraction of the learned change undone when a domain ends: half of it helps other domains
     unknown_shift: float = 0.5  # evidence of a shift where nothing measures it: segmentation without BatchNorm
 
 

@@ -1,7 +1,7 @@
 """Domain clusters: k-means on image descriptions, so that each domain of a mixed stream has its own statistics.
 
 The descriptions (`shift_detector.py`) of one domain's images have about the same variance in every domain. Where they
-vary more, several domains come mixed, and k-means finds them.
+vary more, the stream mixes several domains, and k-means separates them.
 """
 
 from __future__ import annotations
