@@ -69,7 +69,8 @@ the whole step as the caller sees it; memory is the peak of allocated tensors, i
 
 def record_line(final: Speeds) -> str:
     """How long each row was measured, and whether the record is whole."""
-    line = f"Each row was measured for {final.record['settings']['limits']['seconds']:g} seconds."
+    settings = final.record["settings"]
+    line = f"Each row was measured for {settings.get('limits', settings)['seconds']:g} seconds."
     if not final.record["facts"]["finished"]:
         line += " The record was stopped before its end: a dash stands for what it does not hold."
     return line
