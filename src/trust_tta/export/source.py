@@ -146,7 +146,9 @@ def _from_state(source: ExportSource, state: Mapping[str, Any], books: Mapping[s
         if used.get(theirs):
             buffers = {name: getattr(norm, ours) for name, norm in norms.items()}
             moved += _load(buffers, used[theirs], "statistics")
-    moved += _correct_bias(source.network, state.get("extra") or {})
+    shares = [torch.as_tensor(share).mean() for share in (state["statistics"].get("share") or {}).values()]
+    shift = torch.stack(shares).mean() if shares else 1.0
+    moved += _correct_bias(source.network, state.get("extra") or {}, shift)
     if not moved and state["method"] != "source":
         raise StateError(f"the state of '{state['method']}' changes no weights or statistics; export the network")
     counted = {**state.get("counters", {}), **{key: books[key] for key in ("images", "batches") if key in books}}
@@ -173,8 +175,11 @@ def _used_statistics(norms: Mapping[str, _BatchNorm], statistics: Mapping[str, A
     return used
 
 
-def _correct_bias(network: nn.Module, extra: Mapping[str, Any]) -> int:
-    """Subtract tide's estimate of the class bias from the classifier's bias; returns the number of changed tensors."""
+def _correct_bias(network: nn.Module, extra: Mapping[str, Any], shift: Tensor | float) -> int:
+    """Subtract tide's estimate of the class bias from the classifier's bias; returns the number of changed tensors.
+
+    `shift` () as in `network_bias`.
+    """
     scores, spread = extra.get("scores"), extra.get("spread")
     layers = classifiers(network)
     bias = layers[0].bias if len(layers) == 1 and isinstance(layers[0], nn.Linear) else None
@@ -182,7 +187,7 @@ def _correct_bias(network: nn.Module, extra: Mapping[str, Any]) -> int:
         return 0
     if not scores.any() or scores.shape[1] != len(bias):
         return 0
-    bias.sub_(network_bias(scores, spread)[0].to(bias))
+    bias.sub_(network_bias(scores, spread, shift)[0].to(bias))
     return 1
 
 

@@ -15,7 +15,7 @@ from tests.golden import load_golden
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba
 from trust_tta.errors import TrustWarning
 from trust_tta.methods.tide import method as tide_method
-from trust_tta.methods.tide.class_prior import bias_share
+from trust_tta.methods.tide.class_prior import PriorMemory, bias_share, correct_prior
 from trust_tta.methods.tide.method import Tide, adaptation_loss, step_scale
 
 
@@ -119,15 +119,24 @@ def test_expected_errors_are_the_mean_over_the_last_images_of_the_domain() -> No
         assert float(method.error) == pytest.approx(error, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("error", "stream", "bias", "pace"),
-    [(0.0, 0.3, 0.2, 0.3), (0.5, 0.3, 0.4, 0.2), (1.0, 0.3, 0.9, 0.0), (0.2, 0.0, 0.0, 0.0)],
-)
-def test_steps_are_short_without_signs_of_a_shift(error: float, stream: float, bias: float, pace: float) -> None:
+@pytest.mark.parametrize(("error", "stream", "pace"), [(0.0, 0.3, 0.3), (0.5, 0.4, 0.2), (1.0, 0.9, 0.0), (0.2, 0, 0)])
+def test_steps_are_short_without_signs_of_a_shift(error: float, stream: float, pace: float) -> None:
     method: Tide = make("tide", convnet())
     for norm in method.statistics.stream_norms:
         norm.share.fill_(stream)
-    assert float(method.pace(torch.tensor(error), torch.tensor(bias))) == pytest.approx(pace)
+    assert float(method.pace(torch.tensor(error), torch.tensor(0.9))) == pytest.approx(pace)
+
+
+def test_without_a_shift_a_preference_is_the_networks_own() -> None:
+    """Every image has the same even prediction but for a preference: it is corrected as far as the stream shifted."""
+    p = torch.tensor([0.5, 0.25, 0.25]).repeat(64, 1)
+    ratios = []
+    for shift in (0.0, 0.5, 1.0):
+        corrected = correct_prior(p, PriorMemory.empty(p), shift=shift).p[-1]
+        ratios.append(float((corrected[0] / corrected[1]).log()))
+    assert ratios[0] == pytest.approx(math.log(2), abs=1e-4)
+    assert ratios[1] == pytest.approx((ratios[0] + ratios[2]) / 2, abs=1e-4)
+    assert abs(ratios[2]) < 0.1
 
 
 def test_without_batchnorm_the_bias_of_predictions_tells_a_shift() -> None:

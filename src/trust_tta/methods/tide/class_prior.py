@@ -53,13 +53,14 @@ class Corrected(NamedTuple):
     weight: Tensor
 
 
-def network_bias(scores: Tensor, spread: Tensor, groups: Tensor | None = None) -> Tensor:
+def network_bias(scores: Tensor, spread: Tensor, shift: Tensor | float, groups: Tensor | None = None) -> Tensor:
     """Bias (1 or n, classes) in the network's log-probabilities, from `scores` and `spread` of a `PriorMemory`.
 
-    `groups` (n,): the domain of each image of a mixed stream.
+    `shift` (): evidence of a shift, without which a preference is the network's own. `groups` (n,): the domain of each
+    image of a mixed stream.
     """
     mean = scores / spread[:, 1:].clamp_min(1e-6)
-    bias = mean * bias_share(scores, spread)[:, None]
+    bias = mean * bias_share(scores, spread)[:, None] * shift
     return bias[:1] if groups is None else bias[1 + groups]
 
 
@@ -77,21 +78,20 @@ def bias_share(scores: Tensor, spread: Tensor) -> Tensor:
     return distance / (distance + expected).clamp_min(1e-12) * (images > 1)
 
 
-def correct_prior(p: Tensor, memory: PriorMemory, *, groups: Tensor | None = None) -> Corrected:
-    """Correct the probabilities p (n, classes) of consecutive images.
-
-    `groups` (n,): the domain of each image of a mixed stream.
-    """
+def correct_prior(
+    p: Tensor, memory: PriorMemory, *, shift: Tensor | float = 1.0, groups: Tensor | None = None
+) -> Corrected:
+    """Correct the probabilities p (n, classes) of consecutive images; `shift` and `groups` as in `network_bias`."""
     parts = []
     weight = p.new_zeros(())
     domains = [None] * len(p) if groups is None else groups.split(_CHUNK)
     for chunk, domain in zip(p.split(_CHUNK), domains, strict=False):
-        corrected, memory, weight = _correct_chunk(chunk, memory, domain)
+        corrected, memory, weight = _correct_chunk(chunk, memory, shift, domain)
         parts.append(corrected)
     return Corrected(torch.cat(parts), memory, weight)
 
 
-def _correct_chunk(p: Tensor, memory: PriorMemory, groups: Tensor | None) -> Corrected:
+def _correct_chunk(p: Tensor, memory: PriorMemory, shift: Tensor | float, groups: Tensor | None) -> Corrected:
     count = len(p)
     kept = 2 ** (-count / TIDE.marginal_memory)
     marginal = memory.marginal * kept + p.sum(0)
@@ -121,7 +121,7 @@ def _correct_chunk(p: Tensor, memory: PriorMemory, groups: Tensor | None) -> Cor
     excess = (correlation - chance).clamp_min(0)
     weight = excess / (excess + TIDE.correlation_scale)
 
-    unbiased = corrected = (logits - network_bias(scores, spread, groups)).softmax(1)
+    unbiased = corrected = (logits - network_bias(scores, spread, shift, groups)).softmax(1)
     for _ in range(_ROUNDS):
         prior = near @ corrected + before * memory.window[1] + 2 / p.shape[1]
         corrected = unbiased * (prior / prior.sum(1, keepdim=True)).pow(weight)

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import model_validator
@@ -73,7 +73,7 @@ class TideOptions(LearningOptions):
 
 class Prediction(NamedTuple):
     """Log-probabilities (n, classes), corrected by the class prior; its memory with the batch, None for pixels; the
-    `weight` () of the local prior; `bias_share` (), None for pixels."""
+    `weight` () of the local prior; `bias_share` (), None where no bias is corrected."""
 
     log_p: Logits
     memory: PriorMemory | None
@@ -161,10 +161,11 @@ class Tide(Learner):
         known = [value for name in PriorMemory._fields if (value := getattr(self, name)) is not None]
         memory = PriorMemory(*known) if len(known) == len(PriorMemory._fields) else PriorMemory.empty(p)
         memory = PriorMemory(*(value * self.statistics.unchanged for value in memory))  # the domain may be a new one
-        corrected = correct_prior(p, memory, groups=self.statistics.groups)
+        corrected = correct_prior(p, memory, shift=self.stream_share(), groups=self.statistics.groups)
+        if not self.options.correct_prior:  # the loss needs the marginal
+            unbiased = corrected.memory._replace(scores=torch.zeros_like(corrected.memory.scores))
+            return Prediction(p.log(), unbiased, p.new_zeros(()), None)
         share = bias_share(corrected.memory.scores, corrected.memory.spread)[0]
-        if not self.options.correct_prior:
-            return Prediction(p.log(), corrected.memory, p.new_zeros(()), share)
         return Prediction(corrected.p.log(), corrected.memory, corrected.weight, share)
 
     def expected_error(self, log_p: Logits) -> Tensor:
@@ -176,18 +177,23 @@ class Tide(Learner):
         images = detector.images.clamp(log_p.shape[0], max(TIDE.domain_images, log_p.shape[0]))
         return self.error.lerp(now, log_p.shape[0] / images)
 
+    def stream_share(self) -> Tensor | float:
+        """Mean share () of the stream in the BatchNorm statistics; 1 without BatchNorm."""
+        share = self.statistics.stream_share()
+        return 1.0 if share is None else share.to(self.weights.vector)
+
     def pace(self, error: Tensor, bias_share: Tensor | None) -> Tensor:
         """Factor () of the step: the evidence of a shift, times the expected rate of correct predictions.
 
-        The evidence is the stream's share in the BatchNorm statistics or that of bias in the mean log-probabilities,
-        whichever is larger.
+        The evidence is the stream's share in the BatchNorm statistics; without BatchNorm, that of bias in the mean
+        log-probabilities.
         """
         if not self.options.step_scaling:
             return error.new_ones(())
-        shares = [share for share in (self.statistics.stream_share(), bias_share) if share is not None]
-        if not shares:
-            return TIDE.unknown_shift * (1 - error)
-        return torch.stack([share.to(error) for share in shares]).amax() * (1 - error)
+        share = self.statistics.stream_share()
+        if share is None:
+            share = error.new_full((), TIDE.unknown_shift) if bias_share is None else bias_share
+        return share.to(error) * (1 - error)
 
     def update_weights(self, views: Logits, prediction: Prediction, images: int, *, pace: Tensor) -> None:
         """Step 6 of the equations: one step of Adam, `pace` () times as long, then decay towards the source."""
@@ -204,8 +210,8 @@ class Tide(Learner):
     def infer(self, images: Tensor) -> Logits:
         """Log-probabilities (n, classes, ...) for even classes, of the state as it is."""
         views = forward_views(self.frozen_logits, images, mirror=self.options.views == "mirror")
-        if isinstance(views, Tensor) and self.options.correct_prior and self.scores is not None:
-            views = views - network_bias(self.scores, cast(Tensor, self.spread), self.statistics.groups)
+        if isinstance(views, Tensor) and self.scores is not None and self.spread is not None:
+            views = views - network_bias(self.scores, self.spread, self.stream_share(), self.statistics.groups)
         return log_mean_probability(views, least=_MIN_LOG_P)
 
 
