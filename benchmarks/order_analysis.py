@@ -31,7 +31,8 @@ from trust_tta.data.streams import Domain
 from trust_tta.errors import BackendError, ConfigError, DataError
 from trust_tta.methods import merging
 from trust_tta.methods.registry import create_method
-from trust_tta.methods.trust import Trust, TrustOptions
+from trust_tta.methods.trust import Trust
+from trust_tta.methods.trust_options import TrustOptions
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.networks import require_ours
 from trust_tta.optional import require

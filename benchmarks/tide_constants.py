@@ -77,7 +77,7 @@ def experiment(arguments: argparse.Namespace, world: str, label: str, name: str,
     return parse_config(table, name=world, origin=f"the world {world}")
 
 
-def page_text(cells: Sequence[Cell]) -> str:
+def page_text(cells: Sequence[Cell], remark: str = "") -> str:
     """A table of changes by worlds: differences of the mean accuracy over the domains, in points."""
     found: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
@@ -93,7 +93,7 @@ def page_text(cells: Sequence[Cell]) -> str:
         f"*Written by `python -m benchmarks.tide_constants page`.* Accuracy of `tide` in a row of {', '.join(DOMAINS)},"
         f" {images} images each, batches of 64, one seed; and how it changes, in points, when a constant is halved or"
         f" doubled. The standard error of an accuracy is {error:.1f} points; that of a difference is smaller, as the"
-        " images are the same.",
+        f" images are the same. {remark}".rstrip(),
         f"| | {' | '.join(WORLDS[world].title for world in worlds)} |\n|{' --- |' * (len(worlds) + 1)}\n"
         f"| as it is | {' | '.join(f'{base[world]:.1f}' for world in worlds)} |",
     ]
@@ -132,6 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs.add_argument("--images", type=int, default=512, metavar="N", help="of each domain (default 512)")
     runs.add_argument("--device", default="auto")
     page.add_argument("--out", type=Path, default=PAGE, metavar="FILE")
+    page.add_argument("--remark", default="", metavar="TEXT", help="a sentence after what was measured")
     arguments = parser.parse_args(argv)
     if arguments.command == "run":
         problems: list[str] = []
@@ -142,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(problems))
         return int(bool(problems))
     with ResultStore(arguments.store, create=False) as store:
-        write_whole(arguments.out, page_text(store.results(history=False)))
+        write_whole(arguments.out, page_text(store.results(history=False), arguments.remark))
     return 0
 
 

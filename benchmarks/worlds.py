@@ -384,6 +384,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs.add_argument("--processes", type=int, default=1, metavar="N")
     runs.add_argument("--retry-failed", action="store_true")
     page.add_argument("--out", type=Path, default=PAGE, metavar="FILE")
+    page.add_argument("--remark", default="", metavar="TEXT", help="a sentence after what was measured")
     page.add_argument("--readme", type=Path, metavar="FILE", help="also fill the block of worlds in this file")
     arguments = parser.parse_args(argv)
     known = {"worlds": list(WORLDS), "streams": list(STREAMS), "methods": list_methods()}
@@ -401,7 +402,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cells = [
             c for c in store.results(history=False) if c.key.experiment.partition(SEPARATOR)[0] in arguments.worlds
         ]
-    found, measured = accuracies(cells), _measured(cells)
+    found, measured = accuracies(cells), f"{_measured(cells)} {arguments.remark}".strip()
     write_whole(arguments.out, page_text(found, measured=measured))
     columns = ("experiment", "method", "domain", "seed", "batch_size", "samples", "accuracy")
     rows = sorted([str(flat_row(cell)[column]) for column in columns] for cell in cells)

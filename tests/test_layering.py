@@ -93,6 +93,11 @@ def test_functions_are_short(path: Path) -> None:
             assert lines <= limit, f"{node.name} has {lines} lines"
 
 
+@pytest.mark.parametrize(("name", "limit"), [("trust", 150), ("tent", 40)])
+def test_an_algorithm_of_a_paper_is_one_short_file(name: str, limit: int) -> None:
+    assert len((PACKAGE / "methods" / f"{name}.py").read_text().splitlines()) <= limit
+
+
 @pytest.mark.parametrize("path", [p for p in FILES if room(p) not in ("cli", "__main__")], ids=relative)
 def test_nothing_is_printed_outside_the_command_line(path: Path) -> None:
     calls = [n for n in ast.walk(tree(path)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]

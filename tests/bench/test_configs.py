@@ -14,7 +14,7 @@ from trust_tta.bench.experiment import make_plan
 from trust_tta.bench.parsing import read_parts
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
 from trust_tta.data.registry import find_spec
-from trust_tta.methods.trust import OrderOptions
+from trust_tta.methods.trust_options import OrderOptions
 from trust_tta.schema import outline
 
 FOLDER = Path(__file__).parents[2] / "configs"

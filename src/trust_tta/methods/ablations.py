@@ -20,7 +20,8 @@ from trust_tta.methods.losses import pseudo_label_loss
 from trust_tta.methods.parallel import OrderStep
 from trust_tta.methods.parameters import ParameterSet
 from trust_tta.methods.state import Array, Spec, clone
-from trust_tta.methods.trust import OrderNames, OrderOptions, WeightAveraging, require_orders, scan_orders_of
+from trust_tta.methods.trust import WeightAveraging
+from trust_tta.methods.trust_options import OrderNames, OrderOptions, require_orders, scan_orders_of
 from trust_tta.ops.segmentation_logits import Logits
 from trust_tta.orders import DEFAULT_ORDER, OrderLike, find_order
 from trust_tta.schema import Count, Natural, Rate

@@ -22,7 +22,8 @@ from trust_tta.methods.parameters import parameter_roles
 from trust_tta.methods.state import clone
 
 if TYPE_CHECKING:
-    from trust_tta.methods.trust import TrustOptions, WeightAveraging
+    from trust_tta.methods.trust import WeightAveraging
+    from trust_tta.methods.trust_options import TrustOptions
 
 
 class OrderStep(NamedTuple):

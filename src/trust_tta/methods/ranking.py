@@ -12,7 +12,7 @@ from trust_tta.errors import ConfigError
 from trust_tta.methods.losses import entropy
 from trust_tta.methods.parameters import share_tensors
 from trust_tta.methods.statistics import use_batch_statistics
-from trust_tta.methods.trust import require_orders, scan_orders_of
+from trust_tta.methods.trust_options import require_orders, scan_orders_of
 from trust_tta.methods.validation import check_batch, check_finite
 from trust_tta.orders import ScanOrder, find_order
 
