@@ -71,6 +71,7 @@ HOSTILE = {
     "huge counter": put("books", "images", 10**30),
     "unknown counter": put("books", "more", 1),
     "endless delay": put("books", "update_delay", 10**9),
+    "endless delay, as earlier versions name it": put("books", "wait", 10**9),
     "endless interval": put("books", "update_interval", 10**9),
     "counters are a list": put("books", [1]),
     "counters are missing": drop("books"),
@@ -181,6 +182,48 @@ def test_a_hostile_snapshot_in_the_folder_is_refused_at_the_start(tmp_path: Path
     write_state(newest, state, about=about)
     with pytest.raises(StateError, match="the snapshot's batches is 'x'"):
         open_stream(snapshots=tmp_path)
+
+
+def test_snapshots_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """Their counters had other names, and their monitor held windows of other statistics; the test begins anew."""
+    state = copy.deepcopy(snapshot())
+    counters = state["books"]
+    for new, old in {
+        "good_snapshot": "good",
+        "candidate_snapshot": "candidate",
+        "last_snapshot": "snapshot",
+        "update_interval": "slow",
+        "update_delay": "wait",
+    }.items():
+        counters[old] = counters.pop(new)
+    for name in ("leading_since", "led"):
+        del counters[name]
+    counters |= {"attentive": 52, "slow": 4, "wait": 3, "peak_distance": 0.5, "collapsed": True, "since_check": 7}
+    state["lasting"] = {"drift": "none", "class_shift": "skip"}
+    state["watch"] = {"monitors": {"inputs": []}, "reservoir": {"images": None, "classes": []}, "credit": 3.0}
+    write_state(tmp_path / "old", state, about={})
+    stream = open_stream()
+    stream.load(tmp_path / "old")
+    assert states_equal(stream.method.state_dict(), snapshot()["method"])
+    assert (stream.batches, stream._session.counters.update_interval) == (13, 4)
+    assert [stream(images).adapted for images in clean(4, seed=6)] == [False, False, False, True]
+
+
+def test_a_snapshot_with_the_comparison_before_pairs_is_read(tmp_path: Path) -> None:
+    """It had a window more, and a budget without debts; the test begins anew."""
+    state = copy.deepcopy(snapshot())
+    state["books"]["doubtful"] = 3
+    for name in ("step_passes", "allowance"):
+        del state["watch"][name]
+    state["watch"]["surprised"] = False
+    comparison = state["watch"]["comparison"]
+    comparison["recent"] = []
+    del comparison["batches"]
+    write_state(tmp_path / "old", state, about={})
+    stream = open_stream()
+    stream.load(tmp_path / "old")
+    assert states_equal(stream.method.state_dict(), snapshot()["method"])
+    assert stream(clean(1, seed=6)[0]).logits.isfinite().all()
 
 
 def test_a_snapshot_of_a_calibrated_stream_is_taken_by_another(tmp_path: Path) -> None:

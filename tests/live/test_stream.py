@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -188,7 +187,7 @@ def test_events_reach_the_callback_and_round_trip_as_json() -> None:
     stream.pause()
     stream.resume()
     assert [(e.number, e.action) for e in heard] == [(1, "pause"), (2, "resume")]
-    assert [Event(**json.loads(e.to_json())) for e in heard] == heard
+    assert [Event.from_json(e.to_json()) for e in heard] == heard
 
 
 # Who adapts which weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from tests.serve.services import MODEL, PRIVATE, make_network, picture, pixels, 
 from trust_tta.errors import ConfigError, StateError
 from trust_tta.live.snapshots import Folder
 from trust_tta.live.stream import Stream
-from trust_tta.serve.event_log import EventLog
+from trust_tta.serve.event_log import EventLog, Feedback, StoredPrediction
 from trust_tta.serve.service import Service
 from trust_tta.serve.settings import Settings
 
@@ -188,6 +189,23 @@ def test_feedback_enters_the_test_of_its_stream(served: tuple[httpx.Client, Serv
     assert test.steps == before[0] + 3
     assert test.e_value > before[1]
     client.delete("/streams/told", headers=PRIVATE)
+
+
+def test_event_log_of_an_earlier_version_is_extended(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with sqlite3.connect(path) as old:
+        old.execute(
+            "CREATE TABLE predictions (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, "
+            "stream TEXT NOT NULL, time REAL NOT NULL, class INTEGER NOT NULL)"
+        )
+        old.execute("INSERT INTO predictions (id, stream, time, class) VALUES ('a-0', 's', 0, 2)")
+    log = EventLog(path)
+    log.add_predictions("s", [StoredPrediction("b-0", 1, (7, 1, 2))])
+    assert log.add_feedback([("a-0", 2), ("b-0", 2)]) == [
+        Feedback("a-0", "s", 2, 2),
+        Feedback("b-0", "s", 1, 2, compared=(7, 1, 2)),
+    ]
+    log.close()
 
 
 def test_feedback_is_counted_and_survives_a_restart(tmp_path: Path) -> None:

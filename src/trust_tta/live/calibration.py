@@ -1,4 +1,4 @@
-"""Calibration of the guard on clean batches: the tolerance of its test."""
+"""Calibration of the guard on clean batches: how much evidence of the test is harmless."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_TOLERANCE = 0.5  # nats
 
 @dataclass(frozen=True)
 class Reference:
-    """Upper bound (nats) of the evidence on clean images, where adaptation neither helps nor harms."""
+    """Evidence (nats) that adaptation on clean images, which can do neither good nor harm, stays below."""
 
     tolerance: float
 
@@ -31,7 +31,10 @@ class Reference:
         return {"tolerance": self.tolerance}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Reference:
+    def from_state(cls, state: dict[str, Any]) -> Reference | None:
+        """None for a reference of an earlier version, which held limits of alarms."""
+        if "limits" in state:
+            return None
         tolerance = state.get("tolerance")
         if not isinstance(tolerance, float) or not math.isfinite(tolerance):
             raise StateError(f"the reference holds {show(tolerance)}; a tolerance in nats is wanted")
@@ -39,7 +42,10 @@ class Reference:
 
 
 def calibrate(method: Method, batches: Iterable[Tensor]) -> Reference:
-    """Measure the evidence on clean batches, with a copy of `method` that adapts on them."""
+    """Learn from clean batches how much evidence adaptation on them gives.
+
+    A copy of `method` adapts on them as the stream will.
+    """
     twin = method.fork()
     twin.reset()
     source, pairs = SourceReference(twin), list[tuple[int, int]]()

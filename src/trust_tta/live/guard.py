@@ -83,3 +83,7 @@ class Event:
     def to_json(self) -> str:
         """The event as one line of JSON."""
         return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, line: str) -> Event:
+        return cls(**json.loads(line))

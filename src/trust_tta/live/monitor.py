@@ -33,6 +33,7 @@ MIN_MANY_CLASSES = 0.5  # the same, above which they are of many classes again
 NO_NORMS = 2 / 3  # times these where no statistics of norms tell few classes from a corruption
 # `SourceReference.depth_distances` of images of few classes: the middle one, and the last one over it.
 MAX_MIDDLE_DISTANCE, MIN_DEPTH_RATIO = 0.15, 3.0
+EARLIER_COMPARISON = {"test", "few_classes", "total", "batches", "window", "changes", "pending"}
 AMOUNTS = ("allowance", "credit", "passes", "spent")
 
 
@@ -205,7 +206,9 @@ class Monitor:
         }
 
     def check_state(self, state: Any) -> None:
-        """Refuse what `state` cannot have returned."""
+        """Refuse what `state` cannot have returned; that of an earlier version is accepted, and ignored."""
+        if _is_earlier(state):
+            return
         check_keys(state, self.state(), "monitor")
         for name in AMOUNTS:
             check_number(state[name], name, float, low=-1e18 if name == "credit" else 0, high=1e18)
@@ -218,10 +221,20 @@ class Monitor:
                     raise StateError(f"the snapshot's window '{name}' has a sum that is not one of predictions")
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.comparison.load(state["comparison"])
-        self._few.load(state["few_classes"])
-        self._served.load(state["served"])
-        self.step_passes = state["step_passes"]
-        for name in AMOUNTS:
-            setattr(self, name, state[name])
+        if not _is_earlier(state):
+            self.comparison.load(state["comparison"])
+            self._few.load(state["few_classes"])
+            self._served.load(state["served"])
+            self.step_passes = state["step_passes"]
+            for name in AMOUNTS:
+                setattr(self, name, state[name])
         self._distance = None
+
+
+def _is_earlier(state: Any) -> bool:
+    """Whether this is the state of a monitor of an earlier version: with other windows, or another comparison."""
+    if not isinstance(state, Mapping):
+        return False
+    comparison = state.get("comparison")
+    keys = comparison.keys() if isinstance(comparison, Mapping) else set()
+    return "monitors" in state or "recent" in keys or keys == EARLIER_COMPARISON

@@ -24,10 +24,21 @@ from trust_tta.schema import show
 
 KEPT_SNAPSHOTS = 4  # besides the last good one
 LASTING_ALARMS = ("broken_input", "single_image")
+OLD_ALARMS = ("drift", "class_shift", "few_classes")  # in snapshots of earlier versions
 MAX_LED_WEIGHT = 0.1  # of the adapted network, below which the source leads; without evidence it is 0.12
 SLOWEST = 4  # batches per update while the source predicts alone
 RESTART_IMAGES = 512  # that the source predicts alone before adaptation begins anew from it
 MAX_UPDATE_INTERVAL = 64  # batches per update, after repeated alarms
+
+# Names in snapshots of earlier versions; None: no longer needed.
+_OLD_NAMES: Mapping[str, str | None] = {
+    "good": "good_snapshot",
+    "candidate": "candidate_snapshot",
+    "snapshot": "last_snapshot",
+    "slow": "update_interval",
+    "wait": "update_delay",
+    **dict.fromkeys(("attentive", "doubtful", "farthest", "peak_distance", "since_check", "collapsed", "returned")),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +79,7 @@ class StreamCounters:
     update_delay: int = 0  # batches until the next update
 
     def take_turn(self) -> bool:
-        """Whether to update on this batch; advances the schedule."""
+        """Whether this batch is an update; counts it."""
         due = self.update_delay == 0
         self.update_delay = self.update_interval - 1 if due else self.update_delay - 1
         return due
@@ -83,15 +94,17 @@ class StreamCounters:
 
     @classmethod
     def from_state(cls, state: Any) -> StreamCounters:
-        """Counters of a snapshot; refused if a name, type or value is not allowed."""
+        """Counters of a snapshot, also of an earlier version; refused if a name, type or value is not allowed."""
         if not isinstance(state, Mapping):
             raise StateError(f"the snapshot's counters are a {type(state).__name__}; a dict is wanted")
+        current: dict[Any, Any] = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
+        current.pop(None, None)
         kinds = {field.name: type(field.default) for field in fields(cls)}
-        for name, value in state.items():
+        for name, value in current.items():
             if name not in kinds:
                 raise StateError(f"the snapshot has an unknown counter {show(name)}; is it of a later version?")
             check_number(value, name, kinds[name])
-        counters = cls(**state)
+        counters = cls(**current)
         check_number(counters.update_interval, "update_interval", int, low=1, high=MAX_UPDATE_INTERVAL)
         check_number(counters.update_delay, "update_delay", int, high=counters.update_interval - 1)
         return counters
@@ -130,7 +143,7 @@ class Session:
         if adapt:
             counters.batches += 1
             counters.images += n
-            counters.since_snapshot += n  # before anything is saved: the snapshot includes this batch
+            counters.since_snapshot += n  # before anything is saved: a restart from there has seen them
         stats = image_stats(images)
         good, blank, monitored = self._check_images(stats)
         if good.all():
@@ -139,7 +152,7 @@ class Session:
             logits, adapted = self._step_on_good(images, stats, good, blank, adapt=adapt, monitored=monitored)
         if adapt and counters.since_snapshot >= self.policy.snapshot_every:
             fine = not counters.leading_since
-            if counters.candidate_snapshot and fine:  # good: no alarm since, and the source did not lead
+            if counters.candidate_snapshot and fine:  # no alarm since, and the source did not lead: it has proved good
                 counters.good_snapshot = counters.candidate_snapshot
                 counters.double_update_rate()
             self.save(candidate=fine)
@@ -194,7 +207,7 @@ class Session:
         """Predict good images, and adapt on them if nothing forbids it; `monitored`: they count as evidence."""
         monitor, counters = self.monitor, self.counters
         method = self.method
-        dense = getattr(method.model, "dense", False)  # its pixels are samples enough
+        dense = getattr(method.model, "dense", False)  # whose pixels make up for images
         if len(images) == 1 and method.statistics.uses_batch and not dense:
             return self._predict_single_image(images), False
         if monitor is None:
@@ -321,7 +334,7 @@ class Session:
         return restored
 
     def _follow_lead(self, monitor: Monitor, images: int) -> None:
-        """Count the images that the source predicts alone; after many, restart adaptation from the source."""
+        """Count for how long the source has had more weight; begin anew from it after it predicted alone for long."""
         counters, comparison = self.counters, monitor.comparison
         if not comparison.in_doubt or comparison.weight >= 0.5:
             if counters.led:
@@ -380,7 +393,7 @@ class Session:
             self.save(good=True)
 
     def on_request(self, action: str, do: Callable[[], str | None]) -> Event:
-        """Perform a user's request, with a snapshot before and after."""
+        """Do what a person asked for, with a snapshot before and after."""
         self.save()
         done = do() or action
         event = self._event("request", done, "asked for", {})
@@ -388,7 +401,7 @@ class Session:
         return event
 
     def restore_good(self) -> Action:
-        """Load the last good snapshot, or reset to the source if it cannot be read or is no longer good."""
+        """Back to the last good snapshot, or to the source if it cannot be read or is no longer good."""
         try:
             self.method.load_state_dict(self.store.read(self.counters.good_snapshot).state["method"])
         except StateError:
@@ -403,7 +416,7 @@ class Session:
         return "source"
 
     def start_over(self) -> Action:
-        """Reset to the source, and update on every batch again."""
+        """Back to the source; what failed before may be tried again."""
         counters = self.counters
         counters.update_interval, counters.update_delay = 1, 0
         return self.restore_source()
@@ -437,7 +450,7 @@ class Session:
         return self.saved
 
     def state(self) -> dict[str, Any]:
-        """Everything but the method's state, as tensors and plain values."""
+        """Everything but the method's state, as tensors and plain values, under the names of the file format."""
         monitor = self.monitor.state() if self.monitor else None
         return {"books": vars(self.counters).copy(), "lasting": dict(self._alarms), "watch": monitor}
 
@@ -448,19 +461,19 @@ class Session:
             raise StateError(f"the snapshot has no '{missing[0]}': it is not of a stream, or of another version")
         counters, alarms, watch = StreamCounters.from_state(state["books"]), state["lasting"], state["watch"]
         if not isinstance(alarms, Mapping) or any(
-            kind not in LASTING_ALARMS or action not in get_args(Action) for kind, action in alarms.items()
+            kind not in LASTING_ALARMS + OLD_ALARMS or action not in get_args(Action) for kind, action in alarms.items()
         ):
             raise StateError(f"the snapshot's alarms are {show(alarms)}; a dict of alarms and actions is wanted")
         if self.monitor is not None and watch is not None:
             self.monitor.check_state(watch)
         self.method.load_state_dict(state["method"])
         self.counters = counters
-        self._alarms = dict(alarms)
+        self._alarms = {kind: action for kind, action in alarms.items() if kind in LASTING_ALARMS}
         if self.monitor is not None and watch is not None:
             self.monitor.load(watch)
 
     def take(self, state: Mapping[str, Any]) -> str:
-        """Continue from another snapshot, perhaps of another stream; numbers of snapshots and events go on."""
+        """Continue from a snapshot of another stream, or an earlier one."""
         own = self.counters
         self.load(state)
         self.counters.last_snapshot, self.counters.events = own.last_snapshot, own.events

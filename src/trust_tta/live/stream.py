@@ -62,9 +62,10 @@ class Stream:
         try:
             self._folder = None if snapshots is None else Folder(snapshots)
             file = None if self._folder is None else self._folder.path / REFERENCE_FILE
-            self.reference = reference
             if reference is None and file is not None and file.exists():
                 self.reference = Reference.from_state(read_state(file)[0])
+            else:
+                self.reference = reference
             self._session = Session(
                 method, guard, self._folder or Memory(), reference=self.reference, on_event=on_event
             )

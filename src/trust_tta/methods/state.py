@@ -60,6 +60,8 @@ def load_state(method: Method, state: Mapping[str, Any]) -> None:
         )
     if not isinstance(state["method"], str) or state["method"] != method.name:
         raise StateError(f"this state is of the method {show(state['method'])}; '{method.name}' takes its own alone")
+    if isinstance(state.get("statistics"), Mapping):
+        state = {**state, "statistics": method.statistics.upgrade(state["statistics"])}
     optimizer = state.get("optimizer")
     if isinstance(optimizer, Mapping) and optimizer.keys() != method.weights.optimizer_state.keys():
         raise StateError("this state was made with another optimizer; create the method with the same one")

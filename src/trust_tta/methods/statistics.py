@@ -212,6 +212,15 @@ class Statistics(nn.Module):
         parts: dict[str, Spec] = {name: part.spec() for name, part in self._parts.items()}
         return parts | norms
 
+    def upgrade(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state saved before shares were computed in closed form, with a share of 1 until the next batch."""
+        known = {name: value for name, value in state.items() if name != "source_mixing"}
+        for name in self.state_names:
+            if name not in known and name.endswith(("image_variance", "share")):
+                value = float(name.endswith("share"))
+                known[name] = {path: torch.full_like(getattr(n, name), value) for path, n in self.norms.items()}
+        return known
+
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
         """Load what `state` gave."""

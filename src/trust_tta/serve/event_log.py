@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS events (
 );
 CREATE TABLE IF NOT EXISTS predictions (
   number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, stream TEXT NOT NULL, time REAL NOT NULL,
-  class INTEGER NOT NULL, batch INTEGER, adapted INTEGER, source INTEGER
+  class INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS feedback (
   prediction TEXT PRIMARY KEY, stream TEXT NOT NULL, time REAL NOT NULL, class INTEGER NOT NULL, label INTEGER NOT NULL
@@ -38,6 +38,7 @@ CREATE TABLE IF NOT EXISTS feedback (
 CREATE INDEX IF NOT EXISTS feedback_by_stream ON feedback (stream);
 CREATE INDEX IF NOT EXISTS feedback_counts ON feedback (stream, class, label);
 """
+_COMPARED_COLUMNS = ("batch", "adapted", "source")  # of predictions; not in files of earlier versions
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ class EventLog:
                 raise sqlite3.DatabaseError(" ".join(sound.split()))
             with self._durable:
                 self._durable.executescript(_TABLES)
+                present = {row[1] for row in self._durable.execute("PRAGMA table_info(predictions)")}
+                for column in _COMPARED_COLUMNS:
+                    if column not in present:
+                        self._durable.execute(f"ALTER TABLE predictions ADD COLUMN {column} INTEGER")
             (version,) = self._durable.execute("PRAGMA user_version").fetchone()
             if version not in (0, FORMAT):
                 raise StateError(f"the event log {path} has format {version}; this version reads {FORMAT}")
@@ -134,7 +139,7 @@ class EventLog:
         """Store predictions; the oldest are removed when there are too many."""
         now = time.time()
         rows = [(p.id, stream, now, p.predicted, *(p.compared or (None, None, None))) for p in predictions]
-        columns = "id, stream, time, class, batch, adapted, source"
+        columns = ", ".join(("id", "stream", "time", "class", *_COMPARED_COLUMNS))
         with self._lock, self._quick:
             self._quick.executemany(f"INSERT INTO predictions ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             self._since_pruning += len(rows)

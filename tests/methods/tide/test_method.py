@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.golden import load_golden
 from tests.methods.networks import CLASSES, batches, convnet, make, run, same, vmamba
-from trust_tta.errors import TrustWarning
+from trust_tta.errors import StateError, TrustWarning
 from trust_tta.methods.tide import method as tide_method
 from trust_tta.methods.tide.class_prior import PriorMemory, bias_share, correct_prior
 from trust_tta.methods.tide.method import Tide, adaptation_loss, step_scale
@@ -67,6 +67,25 @@ def test_renamed_options_warn_and_still_work() -> None:
     with pytest.warns(TrustWarning, match="'pull' of tide is now 'source_decay'"):
         method: Tide = make("tide", convnet(), pull=0.5)
     assert method.options.source_decay == 0.5
+
+
+def test_states_of_the_old_prior_are_refused_in_one_line() -> None:
+    method = make("tide", convnet())
+    state = method.state_dict()
+    state["extra"] = {"frequencies": torch.ones(CLASSES)}
+    with pytest.raises(StateError, match="before its class prior; adapt again from the source"):
+        method.load_state_dict(state)
+
+
+def test_states_of_the_loss_by_class_confusion_are_read() -> None:
+    """Without the sums that it did not have: the bias of the network is estimated anew."""
+    method, other = make("tide", convnet()), make("tide", convnet())
+    run(method, batches(1))
+    state = method.state_dict()
+    state["extra"] = {n: value for n, value in state["extra"].items() if n not in ("scores", "spread")}
+    other.load_state_dict({**state, "extra": {**state["extra"], "confusion": torch.ones(CLASSES, CLASSES)}})
+    assert same(other.state_dict(), state)
+    assert other(batches(2)[1]).isfinite().all()
 
 
 @pytest.mark.parametrize("images", [1, 2, 7, 64, 512])

@@ -149,3 +149,17 @@ def test_fork_and_reset_keep_shares_apart() -> None:
     assert same(method.state_dict(), before)
     method.reset()
     assert all(float(norm.share) == 0 for norm in method.statistics.norms.values())
+
+
+def test_state_saved_with_a_learned_share_is_read() -> None:
+    """As the last version saved it: a part `source_mixing`, and neither shares nor variances between images."""
+    method = make("bn", convnet(), statistics="stream")
+    run(method, batches(2))
+    old = method.state_dict()
+    old["statistics"] = {k: v for k, v in old["statistics"].items() if not k.endswith(("image_variance", "share"))}
+    old["statistics"]["source_mixing"] = {"value": torch.ones(2), "images": torch.zeros(())}
+    twin = make("bn", convnet(), statistics="stream")
+    twin.load_state_dict(old)
+    for norm, other in zip(twin.statistics.norms.values(), method.statistics.norms.values(), strict=True):
+        assert torch.equal(norm.mean, other.mean)
+        assert float(norm.share) == 1

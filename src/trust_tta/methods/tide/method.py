@@ -125,6 +125,15 @@ class Tide(Learner):
                 f"the state does not fit: its class prior is of {sorted(found)} classes; one number is wanted"
             )
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Continue where `state` was saved."""
+        extra = state.get("extra") if isinstance(state, Mapping) else None
+        if isinstance(extra, Mapping) and "frequencies" in extra:
+            raise StateError("this state was saved by tide before its class prior; adapt again from the source")
+        if isinstance(extra, Mapping) and "confusion" in extra:  # of a loss that tide no longer has
+            state = {**state, "extra": {name: value for name, value in extra.items() if name != "confusion"}}
+        super().load_state_dict(state)
+
     def adapt(self, images: Tensor) -> Logits:
         """Steps 4 to 6 of the equations; `Statistics.start_batch` and the BatchNorms do steps 1 to 3."""
         unchanged = self.statistics.unchanged  # 1 - d
