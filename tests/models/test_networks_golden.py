@@ -27,10 +27,11 @@ from trust_tta.models.config import GroupMambaConfig, LocalVimConfig, LocalVMamb
 from trust_tta.models.groupmamba import GROUPS, GroupedScan, GroupMamba
 from trust_tta.models.localvim import LocalMixer, LocalVim
 from trust_tta.models.localvmamba import LocalSS2D, LocalVMamba
-from trust_tta.models.sequences import Route, read, visit
+from trust_tta.models.sequences import Route, visit
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.vim import Vim
 from trust_tta.models.weights import load_state
+from trust_tta.ops.map_sequences import read
 from trust_tta.training.linear_probe import fit_head
 from trust_tta.training.recipe import FinetuneRecipe
 

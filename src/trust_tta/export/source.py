@@ -147,7 +147,7 @@ def _from_state(source: ExportSource, state: Mapping[str, Any], books: Mapping[s
             buffers = {name: getattr(norm, ours) for name, norm in norms.items()}
             moved += _load(buffers, used[theirs], "statistics")
     shares = [torch.as_tensor(share).mean() for share in (state["statistics"].get("share") or {}).values()]
-    shift = torch.stack(shares).mean() if shares else 1.0
+    shift = torch.stack(shares).mean() if shares else None
     moved += _correct_bias(source.network, state.get("extra") or {}, shift)
     if not moved and state["method"] != "source":
         raise StateError(f"the state of '{state['method']}' changes no weights or statistics; export the network")
@@ -175,7 +175,7 @@ def _used_statistics(norms: Mapping[str, _BatchNorm], statistics: Mapping[str, A
     return used
 
 
-def _correct_bias(network: nn.Module, extra: Mapping[str, Any], shift: Tensor | float) -> int:
+def _correct_bias(network: nn.Module, extra: Mapping[str, Any], shift: Tensor | None) -> int:
     """Subtract tide's estimate of the class bias from the classifier's bias; returns the number of changed tensors.
 
     `shift` () as in `network_bias`.

@@ -40,7 +40,7 @@ class AtrousStage(Stage):
     """Blocks that read the quarters of a map; group k of the parameters reads the quarter directions[k]."""
 
     def paths(self, x: Tensor, directions: Tensor | None) -> Paths:
-        """`directions` (4,) or (b, 4)."""
+        """Paths through the quarters in `directions`, (4,) or (b, 4)."""
         height, width = x.shape[2:]
         tokens = torch.arange(height * width, device=x.device).view(height, width)
         padded = F.pad(tokens, (0, width % 2, 0, height % 2), value=height * width)  # zeros stay in the sequences

@@ -17,8 +17,9 @@ from trust_tta.models.base import FOUR_DIRECTIONS, Orders, ScanNetwork
 from trust_tta.models.config import GroupMambaConfig
 from trust_tta.models.layers import StochasticDepth, initialize_linear, reset_steps
 from trust_tta.models.parameter_roles import Kind, Role
-from trust_tta.models.sequences import Route, read, scan_sequences, visit
+from trust_tta.models.sequences import Route, scan_sequences, visit
 from trust_tta.models.staged import drop_path_rates
+from trust_tta.ops.map_sequences import read
 from trust_tta.ops.tensors import Parameters
 
 DIRECTIONS = ("h", "v", "h_flip", "v_flip")  # a, b, c, d

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from trust_tta.models.base import FOUR_DIRECTIONS
 from trust_tta.models.config import LocalVMambaConfig
 from trust_tta.models.layers import LayerNorm2d
-from trust_tta.models.sequences import Route, read, scan_sequences, visit
+from trust_tta.models.sequences import Route, scan_sequences, visit
 from trust_tta.models.ss2d import SS2D
 from trust_tta.models.vmamba import VMamba
-from trust_tta.ops.map_sequences import read_map
+from trust_tta.ops.map_sequences import read, read_map
 
 
 class ChannelAttention(nn.Module):

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from trust_tta.models.config import MambaVisionConfig
 from trust_tta.models.layers import LayerNorm2d, Linear2d, Mlp, StochasticDepth, initialize_linear
-from trust_tta.models.sequences import Route, read, scan_sequences, visit
+from trust_tta.models.sequences import Route, scan_sequences, visit
 from trust_tta.models.staged import Stage, StagedNetwork, add_branch, attend, drop_path_rates
 from trust_tta.ops.batch_norm import BatchNorm2d, norm_with_residual
+from trust_tta.ops.map_sequences import read
 from trust_tta.ops.tensors import Parameters
 
 DIRECTIONS = ("h", "v", "h_flip", "v_flip")

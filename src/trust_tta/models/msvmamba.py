@@ -68,7 +68,7 @@ class MultiScaleSS2D(SS2D):
         return self.out_proj(y * F.silu(z) if self.gate else y, residual)
 
     def scan_joined(self, x: Tensor, paths: Paths, group: int) -> Tensor:
-        """Scan SiLU(x), x (b, c, h, w), along one path of parts joined to a sequence: (b, 1, c, l)."""
+        """Scan SiLU(x), x (b, c, h, w), along one path: (b, 1, c, l)."""
         parameters = Parameters(
             self.x_proj_weight[group : group + 1],
             self.dt_projs_weight[group : group + 1],
@@ -128,7 +128,7 @@ class MultiScaleStage(Stage):
     """Blocks that read a map along one direction, and three of a map of half its size joined to one."""
 
     def paths(self, x: Tensor, directions: Tensor) -> tuple[Paths, Paths]:  # type: ignore[override]
-        """Those of the full and of the small map; `directions` (4,) or (b, 4)."""
+        """Paths through the full and the small map in `directions`, (4,) or (b, 4)."""
         found = []
         for part, divisor in ((directions[..., :1], 1), (directions[..., 1:], 2)):
             height, width = ((size + divisor - 1) // divisor for size in x.shape[2:])

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from trust_tta.ops.functional import grouped_scan
 from trust_tta.ops.map_sequences import Paths
-from trust_tta.ops.map_sequences import read as read
 from trust_tta.ops.tensors import Parameters
 
 

@@ -31,7 +31,7 @@ class Stage(nn.Module):
         return x
 
     def paths(self, x: Tensor, directions: Tensor | None) -> Any:
-        """What the blocks take besides the map: the directions, or paths through maps of the size of x."""
+        """Second argument of the blocks: the directions, or paths through maps of the size of x."""
         del x
         return directions
 

@@ -19,8 +19,9 @@ from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.config import VimConfig
 from trust_tta.models.layers import StochasticDepth, reset_steps
 from trust_tta.models.parameter_roles import Kind, Role
-from trust_tta.models.sequences import Route, read, scan_sequences, visit
+from trust_tta.models.sequences import Route, scan_sequences, visit
 from trust_tta.models.staged import drop_path_rates
+from trust_tta.ops.map_sequences import read
 from trust_tta.ops.tensors import Parameters
 
 # Which direction the forward and the backward set of parameters read: the rows (a), the columns (b), both backwards

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from trust_tta.ops import linear as linear_ops
-from trust_tta.ops.functional import HAS_TRITON, choose_backend
+from trust_tta.ops.functional import HAS_TRITON, uses_triton
+from trust_tta.ops.tensors import to_pixels
 
 MIN_ELEMENTS = 1 << 20  # elements of a map whose gradient is worth turning a weight
 MIN_CHANNELS = 16  # with fewer, the product is too thin
@@ -61,9 +62,8 @@ class DepthwiseConv2d(nn.Conv2d):
     def with_shortcut_and_gelu(self, x: Tensor, backend: str = "auto") -> Tensor:
         """GELU(x + the convolution of x), for maps (b, c, h, w)."""
         low = linear_ops.autocast_dtype(x) if x.is_cuda else x.dtype
-        plain = torch.compiler.is_compiling() or type(x) is not Tensor or low != x.dtype or x.dtype == torch.float64
-        watched = self._forward_hooks or self._forward_pre_hooks or torch._C._functorch.peek_interpreter_stack()
-        if plain or watched or choose_backend(x, backend) != "triton":
+        watched = self._forward_hooks or self._forward_pre_hooks
+        if watched or low != x.dtype or not uses_triton(x, backend):
             return F.gelu(x + self(x))
         return _ShortcutGelu.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
 
@@ -165,7 +165,7 @@ class _ShortcutGelu(torch.autograd.Function):
         from trust_tta.ops.triton.depthwise import convolve_with_shortcut
 
         ctx.save_for_backward(x, weight, bias)
-        return convolve_with_shortcut(_pixels(x), weight, bias, gelu=True).permute(0, 3, 1, 2)
+        return convolve_with_shortcut(to_pixels(x), weight, bias, gelu=True).permute(0, 3, 1, 2)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -173,7 +173,7 @@ class _ShortcutGelu(torch.autograd.Function):
         from trust_tta.ops.triton.depthwise import convolve_with_shortcut
 
         (x, weight, bias), wanted = ctx.saved_tensors, ctx.needs_input_grad
-        dh = convolve_with_shortcut(_pixels(x), weight, bias, slope_times=_pixels(dy))
+        dh = convolve_with_shortcut(to_pixels(x), weight, bias, slope_times=to_pixels(dy))
         maps = dh.permute(0, 3, 1, 2)
         dx = dweight = None
         if wanted[0]:
@@ -182,8 +182,3 @@ class _ShortcutGelu(torch.autograd.Function):
             groups, padding = len(weight), weight.shape[2] // 2
             dweight = conv2d_weight(x, weight.shape, maps, padding=padding, groups=groups).to(weight.dtype)
         return dx, dweight, dh.sum((0, 1, 2)).to(bias.dtype) if wanted[2] else None
-
-
-def _pixels(x: Tensor) -> Tensor:
-    """(b, c, h, w) as (b, h, w, c), contiguous."""
-    return x.permute(0, 2, 3, 1).contiguous()

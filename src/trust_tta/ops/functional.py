@@ -126,6 +126,13 @@ def choose_backend(u: Tensor, backend: str = "auto") -> str:
     return backend
 
 
+def uses_triton(x: Tensor, backend: str = "auto") -> bool:
+    """Whether Triton kernels with a backward of their own may take x: nothing compiles, transforms or wraps it."""
+    if torch.compiler.is_compiling() or type(x) is not Tensor or x.dtype == torch.float64:
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is None and choose_backend(x, backend) == "triton"
+
+
 def is_interpreted() -> bool:
     """Triton kernels run in its interpreter, on a CPU."""
     from triton import knobs

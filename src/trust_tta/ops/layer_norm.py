@@ -11,19 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trust_tta.ops.functional import choose_backend
+from trust_tta.ops.functional import uses_triton
+from trust_tta.ops.tensors import to_pixels
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MAX_CHANNELS = 4096  # that a program holds
 
 
 def can_use_kernels(x: Tensor, backend: str = "auto") -> bool:
     """Whether the kernels support x (b, c, h, w)."""
-    if torch.compiler.is_compiling() or type(x) is not Tensor or x.dtype not in FLOATS or x.dim() != 4:
-        return False
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    fits = x.numel() > 0 and x.shape[1] <= MAX_CHANNELS and not transformed
-    return fits and choose_backend(x, backend) == "triton"
+    return uses_triton(x, backend) and x.dim() == 4 and x.numel() > 0 and x.shape[1] <= MAX_CHANNELS
 
 
 def layer_norm(
@@ -45,18 +41,13 @@ def _kernels() -> Any:
     return kernels
 
 
-def _rows(x: Tensor) -> Tensor:
-    """(b, c, h, w) as (b, h, w, c), contiguous."""
-    return x.permute(0, 2, 3, 1).contiguous()
-
-
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
-        add = None if residual is None else _rows(residual)
-        y, mean, scale = _kernels().layer_norm(_rows(x), weight, bias, eps, add=add)
+        add = None if residual is None else to_pixels(residual)
+        y, mean, scale = _kernels().layer_norm(to_pixels(x), weight, bias, eps, add=add)
         ctx.save_for_backward(x, mean, scale, weight)
         ctx.set_materialize_grads(False)
         # `data`, not a view: autograd forbids changing a view among several outputs in place, as `out += x` does.
@@ -68,8 +59,8 @@ class _LayerNorm(torch.autograd.Function):
         if dy is None:
             return dx, *[None] * 4
         x, mean, scale, weight = ctx.saved_tensors
-        add, train = None if dx is None else _rows(dx), any(ctx.needs_input_grad[1:3])
-        given = (_rows(dy), _rows(x), mean, scale, weight)
+        add, train = None if dx is None else to_pixels(dx), any(ctx.needs_input_grad[1:3])
+        given = (to_pixels(dy), to_pixels(x), mean, scale, weight)
         down, dweight, dbias = _kernels().layer_norm_backward(*given, train=train, add=add)
         parameters = (dweight.to(weight.dtype), dbias.to(weight.dtype)) if train else (None, None)
         return down.permute(0, 3, 1, 2), *parameters, dy if ctx.needs_input_grad[3] else None, None

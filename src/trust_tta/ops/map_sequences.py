@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trust_tta.ops.functional import choose_backend
+from trust_tta.ops.functional import uses_triton
+from trust_tta.ops.tensors import to_pixels
 
 
 class Paths(NamedTuple):
@@ -26,7 +27,7 @@ class Paths(NamedTuple):
 
 def read_map(x: Tensor, paths: Paths, *, silu: bool = False, backend: str = "auto") -> Tensor:
     """x (b, c, h, w), or SiLU(x), along the paths: (b, k, c, m)."""
-    if _uses_kernels(x, backend):
+    if uses_triton(x, backend):
         return _ReadMap.apply(x, *paths, silu)  # type: ignore[no-untyped-call]
     tokens = F.pad((F.silu(x) if silu else x).flatten(2), (0, 1))
     return _gather(tokens, paths.visits)
@@ -39,7 +40,7 @@ def merge_map(
 
     `half` (b, c, ceil(height / 2), ceil(width / 2)): a map that is added, upsampled to the nearest pixel.
     """
-    if _uses_kernels(y, backend):
+    if uses_triton(y, backend):
         return _MergeMap.apply(y, *paths, height, width, half)  # type: ignore[no-untyped-call]
     merged = _gather(y.transpose(1, 2).flatten(2), paths.places).sum(1).unflatten(2, (height, width))
     return merged if half is None else merged + F.interpolate(half, (height, width), mode="nearest")
@@ -56,20 +57,10 @@ def _gather(tokens: Tensor, steps: Tensor) -> Tensor:
     return read(tokens.unsqueeze(1).expand(-1, steps.shape[-2], -1, -1), steps)
 
 
-def _uses_kernels(x: Tensor, backend: str) -> bool:
-    plain = torch.compiler.is_compiling() or type(x) is not Tensor or x.dtype == torch.float64
-    return not plain and torch._C._functorch.peek_interpreter_stack() is None and choose_backend(x, backend) == "triton"
-
-
 def _kernels() -> Any:
     from trust_tta.ops.triton import map_sequences as kernels
 
     return kernels
-
-
-def _pixels(x: Tensor) -> Tensor:
-    """(b, c, h, w) as (b, h, w, c), contiguous."""
-    return x.permute(0, 2, 3, 1).contiguous()
 
 
 class _ReadMap(torch.autograd.Function):
@@ -77,13 +68,13 @@ class _ReadMap(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, visits: Tensor, places: Tensor, silu: bool) -> Tensor:
         ctx.save_for_backward(x if silu else None, places)
         ctx.size = x.shape[2:]
-        return _kernels().read_map(_pixels(x), visits, silu=silu)
+        return _kernels().read_map(to_pixels(x), visits, silu=silu)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, du: Tensor) -> tuple[Tensor | None, ...]:
         x, places = ctx.saved_tensors
-        dx = _kernels().merge_map(du, places, *ctx.size, silu_of=None if x is None else _pixels(x))
+        dx = _kernels().merge_map(du, places, *ctx.size, silu_of=None if x is None else to_pixels(x))
         return dx.permute(0, 3, 1, 2), None, None, None
 
 
@@ -94,13 +85,13 @@ class _MergeMap(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(visits)
         ctx.half = None if half is None else half.shape
-        add = None if half is None else _pixels(half)
+        add = None if half is None else to_pixels(half)
         return _kernels().merge_map(y, places, height, width, add=add).permute(0, 3, 1, 2)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
-        (visits,), pixels = ctx.saved_tensors, _pixels(dx)
+        (visits,), pixels = ctx.saved_tensors, to_pixels(dx)
         dy = _kernels().read_map(pixels, visits, silu=False) if ctx.needs_input_grad[0] else None
         dhalf = None
         if ctx.needs_input_grad[5]:

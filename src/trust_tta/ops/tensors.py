@@ -95,3 +95,8 @@ class Saved(NamedTuple):
     def unflatten(cls, tensors: tuple[Tensor, ...]) -> Saved:
         projected, states, u, *gathered = tensors
         return cls(projected, states, u, Gathered(*gathered))
+
+
+def to_pixels(x: Tensor) -> Tensor:
+    """(b, c, h, w) as (b, h, w, c), contiguous."""
+    return x.permute(0, 2, 3, 1).contiguous()

@@ -92,7 +92,7 @@ def test_first_batch_is_corrected_by_its_shrunk_bias() -> None:
     found = correct_prior(p, PriorMemory.empty(p))
     assert float(found.weight) == 0
     np.testing.assert_allclose(found.p.numpy(), expected / expected.sum(1, keepdims=True), atol=1e-5)
-    np.testing.assert_allclose(network_bias(found.memory.scores, found.memory.spread, 1.0)[0].numpy(), bias, atol=1e-5)
+    np.testing.assert_allclose(network_bias(found.memory.scores, found.memory.spread)[0].numpy(), bias, atol=1e-5)
 
 
 def test_bias_of_a_thousand_classes_is_found_in_few_images() -> None:
@@ -101,7 +101,7 @@ def test_bias_of_a_thousand_classes_is_found_in_few_images() -> None:
     bias = torch.randn(1000, generator=generator)
     p = (torch.randn(64, 1000, generator=generator) + bias).softmax(1)
     found = correct_prior(p, PriorMemory.empty(p)).memory
-    assert float(torch.corrcoef(torch.stack([network_bias(found.scores, found.spread, 1.0)[0], bias]))[0, 1]) > 0.98
+    assert float(torch.corrcoef(torch.stack([network_bias(found.scores, found.spread)[0], bias]))[0, 1]) > 0.98
 
 
 def test_one_image_shows_no_bias() -> None:
@@ -135,6 +135,6 @@ def test_shift_fades_the_memory(unchanged: float) -> None:
     method.statistics.unchanged = torch.tensor(unchanged)
     found = method.correct_prior(p.log()[None]).memory
     faded = PriorMemory(*(value * unchanged for value in memory))
-    expected = correct_prior(p.log().exp(), faded, shift=method.stream_share()).memory
+    expected = correct_prior(p.log().exp(), faded, shift=method.statistics.stream_share()).memory
     assert found is not None
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -151,7 +151,7 @@ def test_without_a_shift_a_preference_is_the_networks_own() -> None:
     p = torch.tensor([0.5, 0.25, 0.25]).repeat(64, 1)
     ratios = []
     for shift in (0.0, 0.5, 1.0):
-        corrected = correct_prior(p, PriorMemory.empty(p), shift=shift).p[-1]
+        corrected = correct_prior(p, PriorMemory.empty(p), shift=torch.tensor(shift)).p[-1]
         ratios.append(float((corrected[0] / corrected[1]).log()))
     assert ratios[0] == pytest.approx(math.log(2), abs=1e-4)
     assert ratios[1] == pytest.approx((ratios[0] + ratios[2]) / 2, abs=1e-4)

@@ -4,7 +4,8 @@ Under a corruption a network prefers some classes. Its mean log-probabilities ov
 subtracted, as far as neither chance nor the differences that clean images have explain them. The mean prediction over
 the neighbors of an image differs from that of the stream beyond chance only where labels are correlated in time; then
 it is the prior of that image (Saerens et al., 2002). A bias is constant in time, labels change. In a
-mixed stream each domain has a bias of its own.
+mixed stream each domain has a bias of its own. Where BatchNorm statistics show no shift, a preference is the network's
+own and stays.
 """
 
 from __future__ import annotations
@@ -53,14 +54,15 @@ class Corrected(NamedTuple):
     weight: Tensor
 
 
-def network_bias(scores: Tensor, spread: Tensor, shift: Tensor | float, groups: Tensor | None = None) -> Tensor:
+def network_bias(scores: Tensor, spread: Tensor, shift: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
     """Bias (1 or n, classes) in the network's log-probabilities, from `scores` and `spread` of a `PriorMemory`.
 
-    `shift` (): evidence of a shift, without which a preference is the network's own. `groups` (n,): the domain of each
-    image of a mixed stream.
+    `shift` (): evidence of a shift, without which a preference is the network's own; None where nothing measures it.
+    `groups` (n,): the domain of each image of a mixed stream.
     """
     mean = scores / spread[:, 1:].clamp_min(1e-6)
-    bias = mean * bias_share(scores, spread)[:, None] * shift
+    share = bias_share(scores, spread) if shift is None else bias_share(scores, spread) * shift
+    bias = mean * share[:, None]
     return bias[:1] if groups is None else bias[1 + groups]
 
 
@@ -79,7 +81,7 @@ def bias_share(scores: Tensor, spread: Tensor) -> Tensor:
 
 
 def correct_prior(
-    p: Tensor, memory: PriorMemory, *, shift: Tensor | float = 1.0, groups: Tensor | None = None
+    p: Tensor, memory: PriorMemory, *, shift: Tensor | None = None, groups: Tensor | None = None
 ) -> Corrected:
     """Correct the probabilities p (n, classes) of consecutive images; `shift` and `groups` as in `network_bias`."""
     parts = []
@@ -91,7 +93,7 @@ def correct_prior(
     return Corrected(torch.cat(parts), memory, weight)
 
 
-def _correct_chunk(p: Tensor, memory: PriorMemory, shift: Tensor | float, groups: Tensor | None) -> Corrected:
+def _correct_chunk(p: Tensor, memory: PriorMemory, shift: Tensor | None, groups: Tensor | None) -> Corrected:
     count = len(p)
     kept = 2 ** (-count / TIDE.marginal_memory)
     marginal = memory.marginal * kept + p.sum(0)

@@ -170,7 +170,7 @@ class Tide(Learner):
         known = [value for name in PriorMemory._fields if (value := getattr(self, name)) is not None]
         memory = PriorMemory(*known) if len(known) == len(PriorMemory._fields) else PriorMemory.empty(p)
         memory = PriorMemory(*(value * self.statistics.unchanged for value in memory))  # the domain may be a new one
-        corrected = correct_prior(p, memory, shift=self.stream_share(), groups=self.statistics.groups)
+        corrected = correct_prior(p, memory, shift=self.statistics.stream_share(), groups=self.statistics.groups)
         if not self.options.correct_prior:  # the loss needs the marginal
             unbiased = corrected.memory._replace(scores=torch.zeros_like(corrected.memory.scores))
             return Prediction(p.log(), unbiased, p.new_zeros(()), None)
@@ -185,11 +185,6 @@ class Tide(Learner):
             return now
         images = detector.images.clamp(log_p.shape[0], max(TIDE.domain_images, log_p.shape[0]))
         return self.error.lerp(now, log_p.shape[0] / images)
-
-    def stream_share(self) -> Tensor | float:
-        """Mean share () of the stream in the BatchNorm statistics; 1 without BatchNorm."""
-        share = self.statistics.stream_share()
-        return 1.0 if share is None else share.to(self.weights.vector)
 
     def pace(self, error: Tensor, bias_share: Tensor | None) -> Tensor:
         """Factor () of the step: the evidence of a shift, times the expected rate of correct predictions.
@@ -220,7 +215,8 @@ class Tide(Learner):
         """Log-probabilities (n, classes, ...) for even classes, of the state as it is."""
         views = forward_views(self.frozen_logits, images, mirror=self.options.views == "mirror")
         if isinstance(views, Tensor) and self.scores is not None and self.spread is not None:
-            views = views - network_bias(self.scores, self.spread, self.stream_share(), self.statistics.groups)
+            shift = self.statistics.stream_share()
+            views = views - network_bias(self.scores, self.spread, shift, self.statistics.groups)
         return log_mean_probability(views, least=_MIN_LOG_P)
 
 
