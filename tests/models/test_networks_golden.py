@@ -32,7 +32,7 @@ from trust_tta.models.ss2d import SS2D
 from trust_tta.models.vim import Vim
 from trust_tta.models.weights import load_state
 from trust_tta.ops.map_sequences import read
-from trust_tta.training.linear_probe import fit_head
+from trust_tta.training.linear_probe import extract_features, fit_head
 from trust_tta.training.recipe import FinetuneRecipe
 
 State = dict[str, Tensor]
@@ -586,12 +586,10 @@ def test_a_new_classifier_is_trained_on_the_frozen_network(name: str) -> None:
     labels = np.arange(20) % 5
     side = getattr(model.config, "image_size", (32, 32))
 
-    def prepare(images: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(images[:, : side[0], : side[1]].copy()).permute(0, 3, 1, 2) / 255
-
+    images = torch.from_numpy(pixels[:, : side[0], : side[1]].copy()).permute(0, 3, 1, 2) / 255
     before = {key: value.clone() for key, value in model.state_dict().items()}
     recipe = FinetuneRecipe(epochs=60, batch_size=20, lr=0.05)
-    result = fit_head(model, pixels, labels, recipe, preprocess=prepare)
+    result = fit_head(model, extract_features(model, [images]), labels, recipe)
     assert result.losses[-1] < result.losses[0]
     changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
     assert changed == set(model.classifier_names())

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import shlex
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trust_tta.cli.arguments import (
-    add_engine_arguments,
-    add_schema_arguments,
-    check_engine,
-    open_cluster,
-    schema_values,
-    setting,
-    use_passive_threads,
-)
+from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, use_passive_threads
 from trust_tta.cli.output import ProgressDisplay, say, try_folder
 from trust_tta.config_io import read_toml
-from trust_tta.errors import ConfigError, TrustError
+from trust_tta.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trust_tta.training import SegmentationRecipe, TrainRecipe
-    from trust_tta.training.runs import TrainedFiles, TrainingJob
+    from trust_tta.training import SegmentationRecipe, Trained, TrainRecipe
 
 EXAMPLES = """\
   trust-tta train --data cifar10 --root data --out runs/nano --device cuda --precision bf16
   trust-tta train --data pacs --root data --target photo --size 96 --out runs/pacs_photo    leaves one domain out
-  trust-tta train --data pacs --target photo,sketch --out runs/pacs_{domain} --processes 2  one network for each
   trust-tta train --data folder --root my_images --size 64 --epochs 50 --out runs/mine      my_images/<class>/*.jpg
   trust-tta train --data camvid --model upernet_vmamba_nano --recipe recipes/camvid.toml --out runs/camvid
   trust-tta train --data cifar100 --init vmamba_nano_cifar10 --epochs 3 --lr 1e-3 --out runs/nano100
@@ -48,8 +36,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--size", type=int, metavar="N", help=size)
     start = "checkpoint to start from, where names and shapes fit: a file or a known name (default: random weights)"
     add("--init", metavar="FILE", help=start)
-    add("--processes", type=int, metavar="N", help="networks trained at once, of several (default 1)")
-    add_engine_arguments(parser, task="training")
     recipe = parser.add_argument_group("recipe")
     recipe.add_argument("--recipe", metavar="FILE", help="TOML file with any of the following; flags override it")
     add_schema_arguments(recipe, TrainRecipe)
@@ -62,93 +48,36 @@ def add_data_arguments(parser: ArgumentParser) -> None:
     add("--data", required=True, metavar="NAME", help="cifar10, cifar100, pacs, folder, or one with segmentation masks")
     add("--root", default="data", metavar="FOLDER", help="folder of the data set (default: data)")
     add("--out", required=True, metavar="FOLDER", help="for model.safetensors, train.json and card.md")
-    add("--target", metavar="DOMAIN", help="domain to leave out, as in leave-one-domain-out; train takes several: A,B")
+    add("--target", metavar="DOMAIN", help="domain to leave out, as in leave-one-domain-out")
     add("--share", type=float, default=0.1, metavar="X", help="share held out for validation (default 0.1)")
     add("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
 
 
 def run(arguments: Namespace) -> None:
-    """Train one network, or one for each left-out domain; a failure does not stop the others."""
     use_passive_threads()
     if arguments.size is not None and arguments.size < 8:
         raise ConfigError(f"--size {arguments.size}: give at least 8 pixels")
-    check_engine(arguments, "cpus", "gpus")
     recipe = read_recipe(arguments)
-    targets = arguments.target.split(",") if arguments.target is not None else [None]
-    several = len(targets) > 1 or arguments.engine != "local"
-    _check_targets(arguments, targets, recipe, several=several)
-    trainings = [_training(arguments, target, recipe, several=several) for target in targets]
-    ended: list[TrainedFiles | TrustError]
-    with ProgressDisplay() as progress:
-        if arguments.engine != "local":
-            from trust_tta.distributed.trainings import train_on_cluster
-
-            with open_cluster(arguments, device=arguments.device) as (ray, resources):
-                ended = train_on_cluster(trainings, ray=ray, resources=resources, progress=progress)
-        elif several:
-            from trust_tta.training.runs import train_in_parallel
-
-            ended = train_in_parallel(trainings, processes=arguments.processes or 1, progress=progress)
-        else:
-            ended = [trainings[0].run(progress)]
-    failed = []
-    for target, end in zip(targets, ended, strict=True):
-        if isinstance(end, TrustError):
-            failed.append(f"{target}: {end}")
-        else:
-            print_result(end, arguments, target)
-    if failed:
-        raise TrustError("; ".join(failed))
-
-
-def _check_targets(
-    arguments: Namespace, targets: Sequence[str | None], recipe: TrainRecipe | SegmentationRecipe, *, several: bool
-) -> None:
-    from trust_tta.data.registry import find_domain, find_spec
-    from trust_tta.training.recipe import SegmentationRecipe
-
-    dense = isinstance(recipe, SegmentationRecipe)
-    if several and (dense or not all(targets) or len(set(targets)) < len(targets)):
-        raise ConfigError(f"--target {arguments.target}: give domains of a data set that has some, each once, as A,B")
-    if dense and arguments.target is not None:
-        raise ConfigError(f"--target {arguments.target}: {arguments.data} has no domains to leave out; omit it")
-    if len(targets) > 1 and "{domain}" not in arguments.out:
-        raise ConfigError(
-            f"--out {arguments.out}: of several targets each needs a folder; give {arguments.out}_{{domain}}"
-        )
-    if not dense and arguments.target and (spec := find_spec(arguments.data)).domains:
-        for target in targets:
-            find_domain(spec, target)
-
-
-def _training(
-    arguments: Namespace, target: str | None, recipe: TrainRecipe | SegmentationRecipe, *, several: bool
-) -> TrainingJob:
-    out = arguments.out.replace("{domain}", target or "all")
-    try_folder("--out", out)
-    import torch
-
+    try_folder("--out", arguments.out)
     from trust_tta.bench.environment import choose_device
-    from trust_tta.training.runs import TrainingJob
+    from trust_tta.models.checkpoint import Checkpoint
+    from trust_tta.training import open_training_data, train
 
-    local = arguments.engine == "local"
-    init = arguments.init and arguments.init.replace("{domain}", target or "all")
-    if init and Path(init).is_file():  # not a known name
-        init = str(Path(init).resolve())
-    return TrainingJob(
-        data=arguments.data,
-        root=str(Path(arguments.root).resolve()) if several else arguments.root,
-        target=target,
-        out=str(Path(out).resolve()) if several else out,
-        recipe=recipe,
-        model=arguments.model,
-        overrides=dict(arguments.set),
-        size=arguments.size,
-        share=arguments.share,
-        device=str(choose_device(arguments.device)) if local else arguments.device,
-        init=init,
-        threads=max(1, torch.get_num_threads() // (arguments.processes or 1)) if several else None,
-    )
+    with ProgressDisplay() as progress:
+        trained = train(
+            open_training_data(
+                arguments.data, arguments.root, target=arguments.target, share=arguments.share, seed=recipe.seed
+            ),
+            recipe,
+            out=arguments.out,
+            model=arguments.model,
+            overrides=dict(arguments.set),
+            size=arguments.size,
+            init=None if arguments.init is None else Checkpoint.open(arguments.init),
+            device=choose_device(arguments.device),
+            progress=progress,
+        )
+    print_result(trained, arguments, arguments.target)
 
 
 def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:
@@ -180,7 +109,7 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:
     return recipe
 
 
-def print_result(trained: TrainedFiles, arguments: Namespace, target: str | None) -> None:
+def print_result(trained: Trained, arguments: Namespace, target: str | None) -> None:
     """Print the score, the path of the weights, and a command that runs them."""
     from trust_tta.training.recipe import is_segmentation
 

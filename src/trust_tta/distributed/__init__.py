@@ -1,1 +1,1 @@
-"""Ray clusters: sweeps, trainings and the service. Ray is imported where it is used."""
+"""Ray clusters: sweeps and the service. Ray is imported where it is used."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,22 +95,6 @@ def _without(spec: DatasetSpec, root: Path, target: str | None) -> Dataset:
     return join_datasets([open_dataset(spec.name, root, domain=d) for d in kept], domain=label)
 
 
-@dataclass(frozen=True, eq=False)
-class LazyImages(Sequence[NDArray[np.uint8]]):
-    """The images of a data set, uint8 (h, w, 3) each, decoded on demand."""
-
-    dataset: Dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int | slice) -> NDArray[np.uint8] | list[NDArray[np.uint8]]:  # type: ignore[override]
-        if isinstance(index, slice):
-            with ThreadPoolExecutor(_workers(self.dataset)) as pool:
-                return list(pool.map(self.dataset.image, range(*index.indices(len(self)))))
-        return self.dataset.image(index)
-
-
 def read_arrays(
     dataset: Dataset, preprocessing: Preprocessing, progress: Progress = SILENT
 ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
@@ -129,12 +112,12 @@ def read_arrays(
         if masks is not None and isinstance(dataset, SegmentationDataset):
             masks[index] = resize_mask(dataset.mask(index), *shape[:2])
 
-    with ThreadPoolExecutor(_workers(dataset)) as pool:
+    with ThreadPoolExecutor(decoding_threads(dataset)) as pool:
         for _ in map_in_order(pool, read, range(len(dataset))):
             progress.advance()
     return images, dataset.labels if masks is None else masks
 
 
-def _workers(dataset: Dataset) -> int:
-    """Threads for decoding; arrays are not encoded."""
+def decoding_threads(dataset: Dataset) -> int:
+    """Number of threads that decode images; one for arrays, which are not encoded."""
     return 1 if isinstance(dataset.images, ArrayImages) else min(16, os.cpu_count() or 1)

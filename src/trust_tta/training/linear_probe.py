@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,34 +19,32 @@ from trust_tta.progress import SILENT, Progress
 from trust_tta.training.recipe import FinetuneRecipe
 from trust_tta.training.tasks import accuracy, check_classes
 
-Images: TypeAlias = NDArray[np.uint8] | Sequence[NDArray[np.uint8]]
-
-_FEATURE_BATCH = 128  # images per forward pass of the backbone
-
 
 @dataclass(frozen=True)
 class HeadResult:
-    """Mean loss of each epoch, and the accuracy on the training images at the end."""
+    """Mean loss of each epoch, and the final accuracy on the training images."""
 
     losses: tuple[float, ...]
     accuracy: float
 
 
-def fit_head(
-    model: ScanNetwork,
-    images: Images,
-    labels: NDArray[Any],
-    recipe: FinetuneRecipe,
-    *,
-    preprocess: Callable[[Any], Tensor],
-    progress: Progress = SILENT,
-) -> HeadResult:
-    """Train the classifier of `model` with AdamW and nothing else; the network is left in evaluation mode.
+@torch.no_grad()
+def extract_features(model: ScanNetwork, batches: Iterable[Tensor], *, progress: Progress = SILENT) -> Tensor:
+    """Pooled features float32 (n, d) of batches of network input; puts the network in evaluation mode."""
+    device = next(model.parameters()).device
+    model.eval()
+    features = []
+    for batch in batches:
+        features.append(model.forward_features(batch.to(device)).float())
+        progress.advance(len(batch))
+    return torch.cat(features)
 
-    Slices of `images` go through `preprocess`, which returns float32 (n, 3, h, w).
-    """
-    check_classes(labels, len(images), classes=model.config.num_classes)
-    features = extract_features(model, images, preprocess=preprocess, progress=progress)
+
+def fit_head(
+    model: ScanNetwork, features: Tensor, labels: NDArray[Any], recipe: FinetuneRecipe, *, progress: Progress = SILENT
+) -> HeadResult:
+    """Train the classifier of `model`, and nothing else, with AdamW on features (n, d) and labels (n,)."""
+    check_classes(labels, len(features), classes=model.config.num_classes)
     device = features.device
     truth = torch.from_numpy(np.array(labels, dtype=np.int64)).to(device)
     heads = nn.ModuleList(model.heads()).requires_grad_(True)
@@ -73,36 +71,10 @@ def fit_head(
             progress.note(f"epoch {epoch + 1:{len(str(recipe.epochs))}d}/{recipe.epochs}  loss {losses[-1]:.4f}")
     progress.finish()
     optimizer.zero_grad()
-    with torch.no_grad():
-        return HeadResult(tuple(losses), accuracy(model.forward_head(features).argmax(1), truth))
+    return HeadResult(tuple(losses), score_head(model, features, labels))
 
 
 @torch.no_grad()
-def extract_features(
-    model: ScanNetwork,
-    images: Images,
-    *,
-    preprocess: Callable[[Any], Tensor],
-    batch_size: int = _FEATURE_BATCH,
-    progress: Progress = SILENT,
-) -> Tensor:
-    """The pooled features float32 (n, dims[-1]) of the images; the network is put in evaluation mode."""
-    device = next(model.parameters()).device
-    model.eval()
-    features = []
-    progress.start(len(images), "features")
-    for start in range(0, len(images), batch_size):
-        batch = preprocess(images[start : start + batch_size]).to(device)
-        features.append(model.forward_features(batch).float())
-        progress.advance(len(batch))
-    progress.finish()
-    return torch.cat(features)
-
-
-def score_head(
-    model: ScanNetwork, images: Images, labels: NDArray[Any], *, preprocess: Callable[[Any], Tensor], progress: Progress
-) -> float:
-    features = extract_features(model, images, preprocess=preprocess, progress=progress)
-    with torch.no_grad():
-        predictions = model.forward_head(features).argmax(1).cpu()
-    return accuracy(predictions, torch.from_numpy(np.array(labels, dtype=np.int64)))
+def score_head(model: ScanNetwork, features: Tensor, labels: NDArray[Any]) -> float:
+    """Accuracy of the classifier on features (n, d)."""
+    return accuracy(model.forward_head(features).argmax(1).cpu(), torch.from_numpy(np.array(labels, dtype=np.int64)))

@@ -180,9 +180,7 @@ def _start(model: Model, recipe: R, task: Task[R]) -> _Run[Model]:
     set_drop_path(model, recipe.drop_path)
     device = next(model.parameters()).device
     network: Callable[[Tensor], Any] = functools.partial(task.forward, model) if task.forward else model
-    if recipe.compile:
-        network = torch.compile(network)
-    elif task.forward is None and isinstance(model, ScanNetwork):
+    if task.forward is None and isinstance(model, ScanNetwork):
         # Captured as a CUDA graph: launching the kernels of a small network takes longer than running them.
         graphed = GraphedNetwork(model, list(model.parameters()))
         network = lambda inputs: graphed(inputs, model.scan_directions(None, len(inputs)))  # noqa: E731

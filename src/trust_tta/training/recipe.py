@@ -35,7 +35,6 @@ class Recipe(Schema):
     )
     ema_decay: BelowOne = Field(default=0.999, description="decay of the averaged weights; 0 keeps the last step")
     precision: Literal["float32", "bf16"] = Field(default="float32", description="number format of the forward pass")
-    compile: bool = Field(default=False, description="use torch.compile")
     seed: Natural = Field(default=0, description="of weights, shuffling and augmentation")
     mean: Channels = Field(default=CIFAR10_MEAN, description="channel means subtracted from pixels in 0..1")
     std: tuple[Positive, Positive, Positive] = Field(default=CIFAR10_STD, description="channel deviations divided by")
