@@ -74,12 +74,12 @@ def test_an_error_names_the_value(value: OrderLike) -> None:
 
 def test_an_order_cannot_be_changed() -> None:
     order = ScanOrder("badc")
-    with pytest.raises(AttributeError, match="cannot be changed"):
-        order._indices = (0, 1, 2, 3)
+    with pytest.raises(AttributeError, match="cannot assign"):
+        order.indices = (0, 1, 2, 3)  # type: ignore[misc]
     with pytest.raises(AttributeError):
         order.inverse = order  # type: ignore[misc]
 
 
 def test_an_order_is_no_tuple_and_no_text() -> None:
-    assert ScanOrder("abcd") != "abcd"
-    assert ScanOrder("abcd") != (0, 1, 2, 3)
+    assert ScanOrder("abcd") != "abcd"  # type: ignore[comparison-overlap]
+    assert ScanOrder("abcd") != (0, 1, 2, 3)  # type: ignore[comparison-overlap]

@@ -29,7 +29,11 @@ def read_text(path: Path | str, *, error: type[TrustError] = ConfigError) -> str
     except TrustError:
         raise
     except FileNotFoundError:
-        raise error(f"there is no file '{path}'; {_nearest_file(Path(path)) or 'check the path'}") from None
+        wanted = Path(path)
+        siblings = [file.name for file in wanted.parent.glob(f"*{wanted.suffix}")] if wanted.parent.is_dir() else []
+        close = difflib.get_close_matches(wanted.name, siblings, n=1)
+        hint = f"did you mean '{wanted.with_name(close[0])}'?" if close else "check the path"
+        raise error(f"there is no file '{path}'; {hint}") from None
     except (OSError, ValueError) as problem:
         raise error(f"'{path}' cannot be read: {_one_line(problem)}") from problem
     if len(content) > MAX_BYTES:
@@ -69,7 +73,11 @@ def read_class_names(path: Path | str) -> tuple[str, ...]:
 
 def parse_json(text: str | bytes | bytearray, *, where: str, error: type[TrustError] = ConfigError) -> Any:
     """Parsed JSON; NaN and Infinity are refused, as JSON has neither."""
-    return _parse(partial(json.loads, parse_constant=_refuse_constant), text, "JSON", where=where, error=error)
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not valid in JSON")
+
+    return _parse(partial(json.loads, parse_constant=refuse), text, "JSON", where=where, error=error)
 
 
 def _parse(
@@ -84,10 +92,6 @@ def _parse(
     return value
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not valid in JSON")
-
-
 def is_too_deep(value: Any) -> bool:
     """Whether lists and tables are nested deeper than MAX_DEPTH."""
     level = [value]
@@ -97,13 +101,6 @@ def is_too_deep(value: Any) -> bool:
             return False
         level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
     return True
-
-
-def _nearest_file(path: Path) -> str:
-    """A question with the file of the same folder and suffix whose name is nearest; "" if none is close."""
-    siblings = [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, siblings, n=1)
-    return f"did you mean '{path.with_name(close[0])}'?" if close else ""
 
 
 def _one_line(problem: BaseException) -> str:

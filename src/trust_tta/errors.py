@@ -1,19 +1,4 @@
-"""The errors of trust-tta.
-
-TrustError
-├── ConfigError       an option, name or configuration that does not exist or does not fit
-├── CheckpointError   a checkpoint that cannot be read or does not match the network
-├── DataError         a data set, file or image that is missing, broken or not what it claims to be
-├── DownloadError     a file that cannot be fetched, or is not what was asked for
-├── ShapeError        a tensor of the wrong shape, dtype or device; the message names the tensor
-├── BackendError      a scan backend that this machine or this tensor cannot use
-├── DependencyError   an optional package that is not installed; the message says how to install it
-└── StateError        a saved state that does not belong to this object, or an object used after it was closed
-
-TrustWarning            something that works and that you may not want
-
-Every message says in one line what was given, what is allowed and what to do.
-"""
+"""The errors of trust-tta; every message says in one line what was given, what is allowed and what to do."""
 
 import re
 import sys
@@ -48,7 +33,7 @@ class DownloadError(TrustError, RuntimeError):
 
 
 class ShapeError(TrustError, ValueError):
-    """A tensor of the wrong shape, dtype or device."""
+    """A tensor of the wrong shape, dtype or device; the message names the tensor."""
 
 
 class BackendError(TrustError, RuntimeError):
@@ -56,11 +41,11 @@ class BackendError(TrustError, RuntimeError):
 
 
 class DependencyError(TrustError, ImportError):
-    """An optional package that is not installed."""
+    """An optional package that is not installed; the message says how to install it."""
 
 
 class StateError(TrustError, RuntimeError):
-    """A saved state that does not belong here, or an object used after it was closed."""
+    """A saved state that does not belong to this object, or an object used after it was closed."""
 
 
 class TrustWarning(UserWarning):

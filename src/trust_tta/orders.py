@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import permutations
 from typing import TypeAlias
 
@@ -12,21 +13,18 @@ from trust_tta.errors import ConfigError
 LETTERS = "abcd"  # a row-major, b column-major, c reversed a, d reversed b
 
 
+@dataclass(frozen=True, order=True, init=False, repr=False)
 class ScanOrder:
     """A permutation pi of the four directions: parameter group k reads direction pi[k].
 
-    Accepts letters ("badc"), digits ("1032"), a sequence of four integers, or another ScanOrder.
-    Immutable and hashable; `str()` gives letters, iteration gives the four integers.
+    Accepts letters ("badc"), digits ("1032"), a sequence of four integers, or another ScanOrder. `str()` gives letters,
+    iteration gives the four integers.
     """
 
-    __slots__ = ("_indices",)
-    _indices: tuple[int, int, int, int]
+    indices: tuple[int, int, int, int]
 
     def __init__(self, order: OrderLike = LETTERS) -> None:
-        object.__setattr__(self, "_indices", _parse(order))
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a ScanOrder cannot be changed; make a new one")
+        object.__setattr__(self, "indices", _parse(order))
 
     @classmethod
     def all(cls) -> tuple[ScanOrder, ...]:
@@ -36,38 +34,22 @@ class ScanOrder:
     @property
     def inverse(self) -> ScanOrder:
         """The order rho with rho[pi[k]] = k: direction j is read by group inverse[j]."""
-        return ScanOrder([self._indices.index(j) for j in range(4)])
-
-    @property
-    def indices(self) -> tuple[int, int, int, int]:
-        return self._indices
+        return ScanOrder([self.indices.index(j) for j in range(4)])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._indices)
+        return iter(self.indices)
 
     def __len__(self) -> int:
         return 4
 
     def __getitem__(self, k: int) -> int:
-        return self._indices[k]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ScanOrder) and self._indices == other._indices
-
-    def __lt__(self, other: ScanOrder) -> bool:
-        return self._indices < other._indices
-
-    def __hash__(self) -> int:
-        return hash(self._indices)
+        return self.indices[k]
 
     def __str__(self) -> str:
-        return "".join(LETTERS[i] for i in self._indices)
+        return "".join(LETTERS[i] for i in self.indices)
 
     def __repr__(self) -> str:
         return f"ScanOrder('{self}')"
-
-    def __reduce__(self) -> tuple[type[ScanOrder], tuple[str]]:
-        return ScanOrder, (str(self),)
 
 
 OrderLike: TypeAlias = str | Sequence[int] | ScanOrder

@@ -210,7 +210,7 @@ def test_pictures_of_several_sizes_want_a_size(tmp_path: Path) -> None:
     ("flags", "words"),
     [
         (["--model", "vmamba_nano"], "has segmentation masks, but the network is a VMamba; give one whose name starts"),
-        (["--model", "upernet_vmamba_nano", "--target", "test"], "--target test: camvid has no domains"),
+        (["--model", "upernet_vmamba_nano", "--target", "test"], "target is 'test', but camvid has no domains"),
         (["--model", "upernet_vmamba_nano", "--cutmix", "0.5"], "cutmix: there is no such option"),
         (["--model", "upernet_vmamba_nano", "--scales", "2,1"], "must be two numbers, the second at least the first"),
     ],
