@@ -21,9 +21,7 @@ from trust_tta.training.segmentation import segmentation
 
 CLASSES = 3
 # Every random part is on, so that a resumed run must get every one of them right.
-SHORT = SegmentationRecipe(
-    epochs=3, batch_size=4, warmup_epochs=1, drop_path=0.3, crop=10, balance=0.5, plain_share=0.34
-)
+SHORT = SegmentationRecipe(epochs=3, batch_size=4, warmup_epochs=1, drop_path=0.3, balance=0.5, plain_share=0.34)
 
 
 def network() -> UPerNet:

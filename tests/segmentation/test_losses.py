@@ -21,27 +21,24 @@ def leaf(array: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Tensor:
     return torch.from_numpy(array).requires_grad_()
 
 
-@pytest.mark.parametrize("labeled_only", [False, True])
 @pytest.mark.parametrize("band", [1, bands.MAX_CHUNK_ELEMENTS])
 @every_case
-def test_losses_and_gradients_are_the_original_ones(
-    case: str, band: int, labeled_only: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_and_gradients_are_the_original_ones(case: str, band: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bands, "MAX_CHUNK_ELEMENTS", band)
     golden = load_golden("segmentation/losses.npz")
-    key, labels = f"avg_non_ignore_{labeled_only}/{case}", torch.from_numpy(golden[f"label_{case}"])
+    key, labels = f"avg_non_ignore_False/{case}", torch.from_numpy(golden[f"label_{case}"])
     full = leaf(golden["logits_full"])
-    direct = segmentation_loss(full, labels, labeled_only=labeled_only)
+    direct = segmentation_loss(full, labels)
     np.testing.assert_allclose(direct.item(), golden[f"{key}/direct_loss"], rtol=0, atol=1e-10)
     np.testing.assert_allclose(torch.autograd.grad(direct, full)[0], golden[f"{key}/direct_grad"], rtol=0, atol=1e-10)
 
     low, auxiliary = leaf(golden["logits_low"]), leaf(golden["logits_aux"])
-    total = two_head_loss(low, auxiliary, labels, labeled_only=labeled_only)
+    total = two_head_loss(low, auxiliary, labels)
     gradients = torch.autograd.grad(total, [low, auxiliary])
     np.testing.assert_allclose(total.item(), golden[f"{key}/total_loss"], rtol=0, atol=1e-10)
     np.testing.assert_allclose(gradients[0], golden[f"{key}/grad_low"], rtol=0, atol=1e-10)
     np.testing.assert_allclose(gradients[1], golden[f"{key}/grad_aux"], rtol=0, atol=1e-10)
-    parts = [segmentation_loss(logits, labels, labeled_only=labeled_only).item() for logits in (low, auxiliary)]
+    parts = [segmentation_loss(logits, labels).item() for logits in (low, auxiliary)]
     np.testing.assert_allclose(parts[0], golden[f"{key}/decode_loss"], rtol=0, atol=1e-10)
     np.testing.assert_allclose(AUXILIARY_WEIGHT * parts[1], golden[f"{key}/aux_loss_weighted"], rtol=0, atol=1e-10)
 

@@ -88,7 +88,7 @@ def samples(n: int = 3) -> Samples:
 
 
 def test_plain_windows_are_the_images_themselves_or_mirrored() -> None:
-    given, recipe = samples(), SHORT.changed(crop=7)
+    given, recipe = samples(), SHORT
     inputs, labels = scale_and_crop(given, torch.tensor([2, 0, 1]), recipe, torch.Generator().manual_seed(1), True)
     whole = normalize(given.images[[2, 0, 1]], given.scale, given.shift)
     mirrored = [not torch.equal(labels[i], given.labels[[2, 0, 1]][i]) for i in range(3)]
@@ -104,7 +104,7 @@ def test_a_window_is_a_crop_of_the_resized_image(scale: float) -> None:
     """The window of the whole scaled image: as PyTorch resizes, and the label of the nearest pixel."""
     given = samples(1)
     height, width = given.labels.shape[1:]
-    recipe = SHORT.changed(scales=(scale, scale), crop=0, flip=False)
+    recipe = SHORT.changed(scales=(scale, scale), flip=False)
     inputs, labels = scale_and_crop(given, torch.tensor([0]), recipe, torch.Generator().manual_seed(0), False)
     assert inputs.shape == (1, 3, height, width)
     draws = torch.rand(4, 1, 1, generator=torch.Generator().manual_seed(0))

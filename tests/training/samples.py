@@ -24,7 +24,6 @@ SHORT = TrainRecipe(
     warmup_epochs=1,
     crop_padding=2,
     cutout=3,
-    mixup=0.3,
     cutmix=0.4,
     plain_share=0.25,
     drop_path=0.3,

@@ -82,7 +82,7 @@ def labeled(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_cutmix_targets_are_the_shares_of_pixels() -> None:
     n = 200
     inputs, targets = labeled(n)
-    mixed, shares = augment.mix(inputs, targets, mixup=0.0, cutmix=0.6, generator=generator())
+    mixed, shares = augment.cutmix(inputs, targets, share=0.6, generator=generator())
     counted = torch.stack([(mixed[:, 0] == i).float().mean((1, 2)) for i in range(n)], dim=1)
     torch.testing.assert_close(shares, counted, rtol=0, atol=1e-6)
     kept = shares.diagonal()
@@ -91,20 +91,8 @@ def test_cutmix_targets_are_the_shares_of_pixels() -> None:
     torch.testing.assert_close(kept + neighbours, torch.ones(n))
 
 
-def test_mixup_blends_pixels_and_targets_alike() -> None:
-    n = 200
-    inputs, targets = labeled(n)
-    mixed, shares = augment.mix(inputs, targets, mixup=1.0, cutmix=0.0, generator=generator())
-    expected = shares @ torch.arange(float(n))
-    torch.testing.assert_close(mixed, expected.view(n, 1, 1, 1).expand_as(mixed), rtol=1e-5, atol=1e-3)
-    kept = shares.diagonal()
-    assert 0.4 < float(kept.mean()) < 0.6
-    assert float(kept.min()) < 0.05
-    assert float(kept.max()) > 0.95
-
-
 def test_no_share_changes_no_bit() -> None:
     inputs, targets = torch.randn(7, 3, 5, 5, generator=generator()), torch.eye(7)
-    mixed, shares = augment.mix(inputs, targets, mixup=0.0, cutmix=0.0, generator=generator())
+    mixed, shares = augment.cutmix(inputs, targets, share=0.0, generator=generator())
     assert torch.equal(mixed, inputs)
     assert torch.equal(shares, targets)

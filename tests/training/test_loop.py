@@ -148,7 +148,7 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
 def test_overfits_noise() -> None:
     images, labels = noisy_images(64), np.random.default_rng(1).integers(0, 3, 64)
     recipe = SHORT.changed(
-        epochs=60, batch_size=32, lr=1e-2, crop_padding=0, flip=False, cutout=0, mixup=0.0, cutmix=0.0,
+        epochs=60, batch_size=32, lr=1e-2, crop_padding=0, flip=False, cutout=0, cutmix=0.0,
         label_smoothing=0.0, drop_path=0.0, ema_decay=0.9, weight_decay=0.0, warmup_epochs=3,
     )  # fmt: skip
     model = tiny_network()

@@ -23,9 +23,9 @@ from trust_tta.training.recipe import FinetuneRecipe, TrainRecipe, recipe_for, s
 
 def test_every_mistake_is_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        TrainRecipe(epochs=0, lr=-1.0, label_smoothing=1.0, cutmix=0.7, mixup=0.4, warmup_epochs=0, std=(1.0, 0.0, 1.0))
+        TrainRecipe(epochs=0, lr=-1.0, label_smoothing=1.0, cutmix=1.5, warmup_epochs=0, std=(1.0, 0.0, 1.0))
     message = str(caught.value)
-    for words in ("epochs is 0", "lr is -1.0", "label_smoothing is 1.0", "cutmix: 0.7", "std.1 is 0.0"):
+    for words in ("epochs is 0", "lr is -1.0", "label_smoothing is 1.0", "cutmix is 1.5", "std.1 is 0.0"):
         assert words in message
     assert "\n" not in message
 

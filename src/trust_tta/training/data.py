@@ -84,8 +84,8 @@ def _segmentation_splits(spec: DatasetSpec, root: Path) -> list[Dataset]:
 
 def _without(spec: DatasetSpec, root: Path, target: str | None) -> Dataset:
     """Every domain on disk but the target, joined."""
-    domains = available_domains(spec.name, root)
     left_out = find_domain(spec, target).name if spec.domains and target is not None else target
+    domains = available_domains(spec.name, root)
     if left_out is not None and left_out not in domains:
         raise ConfigError(f"{root} has no domain {target!r} to leave out; it has {', '.join(domains)}")
     kept = [domain for domain in domains if domain != left_out]

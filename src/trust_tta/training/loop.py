@@ -86,12 +86,18 @@ def fit(
     With a `state_path` the state is saved after each epoch, and a saved run is continued if it started from the same
     weights: `init` is their digest, None for random ones. `evaluate(average)` is the score of each epoch.
     """
-    samples = _load(images, labels, recipe, task, next(model.parameters()).device)
+    task.check(images, labels, recipe)
+    if len(images) < 2:
+        raise ConfigError("there is 1 image to train on; give at least 2")
+    device = next(model.parameters()).device
+    pixels = torch.from_numpy(np.array(images)).to(device)
+    truth = torch.from_numpy(np.array(labels, dtype=label_type(labels))).to(device)
+    samples = Samples(pixels, truth, *channel_constants(recipe.mean, recipe.std, device))
     run = _start(model, recipe, task)
     path = Path(state_path) if state_path is not None else None
     identity = identify(model, images, labels, recipe) | {"init": init} if path else {}
     if path and path.is_file():
-        state = load_state(path, identity, samples.images.device)
+        state = load_state(path, identity, device)
         run.model.load_state_dict(state["model"])
         run.average.load_state_dict(state["average"])
         run.optimizer.load_state_dict(state["optimiser"])
@@ -101,7 +107,7 @@ def fit(
     if first:
         progress.note(f"continued after epoch {first} of an earlier run")
     progress.start((recipe.epochs - first) * steps, "training")
-    with _deterministic(samples.images.device):
+    with _deterministic(device):
         for epoch in range(first, recipe.epochs):
             start_time = time.perf_counter()
             loss, lr = _run_epoch(run, samples, recipe, epoch, steps=steps, task=task, progress=progress)
@@ -165,15 +171,6 @@ def copy_buffers(average: nn.Module, model: nn.Module) -> None:
     """Copy the running statistics of the model, which are averages already."""
     for own, other in zip(average.buffers(), model.buffers(), strict=True):
         own.copy_(other)
-
-
-def _load(images: NDArray[np.uint8], labels: NDArray[Any], recipe: R, task: Task[R], device: torch.device) -> Samples:
-    task.check(images, labels, recipe)
-    if len(images) < 2:
-        raise ConfigError("there is 1 image to train on; give at least 2")
-    pixels = torch.from_numpy(np.array(images)).to(device)
-    truth = torch.from_numpy(np.array(labels, dtype=label_type(labels))).to(device)
-    return Samples(pixels, truth, *channel_constants(recipe.mean, recipe.std, device))
 
 
 def _start(model: Model, recipe: R, task: Task[R]) -> _Run[Model]:

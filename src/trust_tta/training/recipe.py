@@ -31,7 +31,7 @@ class Recipe(Schema):
     flip: bool = Field(default=True, description="mirror half of the images")
     plain_share: Fraction = Field(
         default=0.1,
-        description="share of the epochs, the last, without cutout, mixup and cutmix, or without random scales",
+        description="share of the epochs, the last ones, without cutout and cutmix, or without random scales",
     )
     ema_decay: BelowOne = Field(default=0.999, description="decay of the averaged weights; 0 keeps the last step")
     precision: Literal["float32", "bf16"] = Field(default="float32", description="number format of the forward pass")
@@ -62,16 +62,7 @@ class TrainRecipe(Recipe):
     label_smoothing: BelowOne = Field(default=0.1, description="share of the target spread over all classes")
     crop_padding: Natural = Field(default=4, description="pixels reflected at each border before a random crop")
     cutout: Natural = Field(default=8, description="side of the square set to the mean; 0 to disable")
-    mixup: Fraction = Field(default=0.0, description="share of the images blended with another")
     cutmix: Fraction = Field(default=0.5, description="share of the images that get a rectangle of another")
-
-    @field_validator("cutmix")
-    @classmethod
-    def _fits_mixup(cls, value: float, info: ValidationInfo) -> float:
-        mixup = info.data.get("mixup", 0.0)
-        if value > 1 - mixup:
-            raise ValueError(f"{value:g} and mixup {mixup:g} are shares of the same images; their sum must be <= 1")
-        return value
 
 
 class SegmentationRecipe(Recipe):
@@ -86,9 +77,6 @@ class SegmentationRecipe(Recipe):
     power: Positive = Field(default=1.0, description="of the polynomial by which the learning rate falls to 0")
     auxiliary_weight: Rate = Field(default=0.4, description="weight of the auxiliary head's loss")
     scales: tuple[Positive, Positive] = Field(default=(0.5, 2.0), description="smallest and largest scale of an image")
-    crop: Natural = Field(
-        default=0, description="side of the square cut from a scaled image; 0 for the size of the images"
-    )
     balance: Fraction = Field(
         default=0.0, description="exponent of the classes' inverse frequencies in their weights; 0 weighs all alike"
     )

@@ -1,7 +1,7 @@
 """Training for segmentation: random scales and crops, and the cross-entropy of both heads.
 
 As in MMSegmentation, logits are resized to the labels, pixels labeled 255 are ignored, and the sum is divided by the
-number of all pixels, or of the labeled ones. There is no color augmentation: corruptions stay unseen.
+number of all pixels. There is no color augmentation: corruptions stay unseen.
 """
 
 from __future__ import annotations
@@ -61,12 +61,10 @@ def segmentation(classes: int, labels: NDArray[np.uint8], recipe: SegmentationRe
     def mean_iou(predictions: Tensor, truth: Tensor) -> float:
         return count_confusion(predictions, truth, classes=classes).mean_iou
 
-    return Task(check, scale_and_crop, loss, mean_iou, forward_heads, "mean IoU")
+    def forward(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return cast(UPerNet, model).forward_training(inputs)  # coarse logits of both heads
 
-
-def forward_heads(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The coarse logits of both heads of a UPerNet."""
-    return cast(UPerNet, model).forward_training(inputs)
+    return Task(check, scale_and_crop, loss, mean_iou, forward, "mean IoU")
 
 
 def class_weights(labels: NDArray[np.uint8], classes: int, balance: float) -> Tensor:
@@ -86,34 +84,25 @@ def scale_and_crop(
     """
     images, labels = normalize(samples.images[chosen], samples.scale, samples.shift), samples.labels[chosen]
     n, height, width = labels.shape
-    crop = 0 if plain else recipe.crop
     low, high = (1.0, 1.0) if plain else recipe.scales
     draws = torch.rand(4, n, 1, generator=generator, device=labels.device)
     scale = low * (high / low) ** draws[0]  # as likely to halve an image as to double it
-    rows = _places(draws[1], scale, height, crop or height)
-    columns = _places(draws[2], scale, width, crop or width)
+    rows, columns = _places(draws[1], scale, height), _places(draws[2], scale, width)
     if recipe.flip:
         columns = torch.where(draws[3] < 0.5, columns.flip(1), columns)
     grid = torch.stack(torch.broadcast_tensors(2 * columns[:, None] / width - 1, 2 * rows[:, :, None] / height - 1), -1)
     inputs = F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return inputs, _pick(labels, rows.floor().long(), columns.floor().long())
-
-
-def _places(draw: Tensor, scale: Tensor, size: int, crop: int) -> Tensor:
-    """Centers of the target pixels along one side of the image, (n, crop), in source pixels."""
-    start = draw * (scale * size - crop)
-    return (start + torch.arange(crop, device=draw.device) + 0.5) / scale
-
-
-def _pick(labels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    n, height, width = labels.shape
+    rows, columns = rows.floor().long()[:, :, None], columns.floor().long()[:, None]
     image = torch.arange(n, device=labels.device)[:, None, None]
-    found = labels[image, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None]]
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None]
-    return torch.where(inside, found, torch.full_like(found, IGNORED))
+    found = labels[image, rows.clamp(0, height - 1), columns.clamp(0, width - 1)]
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    return inputs, torch.where(inside, found, torch.full_like(found, IGNORED))
 
 
-# the loss
+def _places(draw: Tensor, scale: Tensor, size: int) -> Tensor:
+    """Centers of the target pixels along one side of the image, (n, size), in source pixels."""
+    start = draw * (scale * size - size)
+    return (start + torch.arange(size, device=draw.device) + 0.5) / scale
 
 
 def two_head_loss(
@@ -122,23 +111,16 @@ def two_head_loss(
     labels: Tensor,
     *,
     auxiliary_weight: float = AUXILIARY_WEIGHT,
-    labeled_only: bool = False,
     weights: Tensor | None = None,
 ) -> Tensor:
     """The loss of the decoding head plus the weighted loss of the auxiliary head."""
-    losses = (segmentation_loss(x, labels, labeled_only=labeled_only, weights=weights) for x in (main, auxiliary))
-    return next(losses) + auxiliary_weight * next(losses)
+    decoding, other = (segmentation_loss(logits, labels, weights=weights) for logits in (main, auxiliary))
+    return decoding + auxiliary_weight * other
 
 
-def segmentation_loss(
-    logits: Tensor, labels: Tensor, *, labeled_only: bool = False, weights: Tensor | None = None
-) -> Tensor:
-    """Mean cross-entropy, a scalar, of coarse logits (n, classes, h', w') to labels (n, h, w).
-
-    The mean is over all pixels, ignored ones included, unless it is to be over the labeled ones only.
-    """
+def segmentation_loss(logits: Tensor, labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy of coarse logits (n, classes, h', w') over all pixels of labels (n, h, w), ignored ones too."""
     function = functools.partial(F.cross_entropy, weight=weights, ignore_index=IGNORED, reduction="none")
     pixels = CoarseLogits(logits, (labels.shape[1], labels.shape[2]))
     total = apply_in_chunks(function, pixels, labels.long()).sum()
-    count = int((labels != IGNORED).sum()) if labeled_only else labels.numel()
-    return total / (count + _EPSILON)
+    return total / (labels.numel() + _EPSILON)

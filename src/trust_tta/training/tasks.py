@@ -1,6 +1,6 @@
 """Tasks of the training loop: checks, augmentation, loss and metric.
 
-Augmentation (crop, flip, cutout, mixup, cutmix) works on whole batches on the device. It has no noise, blur, color or
+Augmentation (crop, flip, cutout, cutmix) works on whole batches on the device. It has no noise, blur, color or
 contrast, so that the corruptions of the benchmarks stay unseen.
 """
 
@@ -73,12 +73,14 @@ def classification(classes: int) -> Task[TrainRecipe]:
         targets = F.one_hot(samples.labels[chosen], classes).float()
         if not plain and recipe.cutout:
             inputs = cut_out(inputs, side=recipe.cutout, generator=generator)
-        if not plain and recipe.mixup + recipe.cutmix > 0:
-            shares = {"mixup": recipe.mixup, "cutmix": recipe.cutmix}
-            inputs, targets = mix(inputs, targets, **shares, generator=generator)
+        if not plain and recipe.cutmix:
+            inputs, targets = cutmix(inputs, targets, share=recipe.cutmix, generator=generator)
         return inputs, targets
 
-    return Task(check, sample, _cross_entropy, accuracy)
+    def loss(logits: Tensor, targets: Tensor, recipe: TrainRecipe) -> Tensor:
+        return F.cross_entropy(logits.float(), targets, label_smoothing=recipe.label_smoothing)
+
+    return Task(check, sample, loss, accuracy)
 
 
 def label_type(labels: NDArray[Any]) -> type[np.integer[Any]]:
@@ -105,10 +107,6 @@ def check_classes(labels: NDArray[Any], images: int, *, classes: int) -> None:
             f"labels run from {labels.min()} to {labels.max()} but the network has {classes} classes; "
             f"create it with num_classes={int(labels.max()) + 1}"
         )
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor, recipe: TrainRecipe) -> Tensor:
-    return F.cross_entropy(logits.float(), targets, label_smoothing=recipe.label_smoothing)
 
 
 # augmentation
@@ -147,21 +145,19 @@ def cut_out(inputs: Tensor, *, side: int, generator: Generator) -> Tensor:
     return inputs.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0)
 
 
-def mix(inputs: Tensor, targets: Tensor, *, mixup: float, cutmix: float, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Blend a share `mixup` of the images with their neighbor, give a share `cutmix` a rectangle of it.
+def cutmix(inputs: Tensor, targets: Tensor, *, share: float, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Paste a rectangle of its neighbor into a `share` of the images, and mix the targets by area.
 
-    inputs (n, 3, h, w), targets (n, classes), both float; targets follow the share of each image that is left.
+    inputs (n, 3, h, w), targets (n, classes), both float.
     """
     n, _, height, width = inputs.shape
-    kind, kept = torch.rand(2, n, generator=generator, device=inputs.device)
+    chance, kept = torch.rand(2, n, generator=generator, device=inputs.device)
     side = (1 - kept).sqrt()
     rows = _spans((side * height).round().long(), height, generator)
-    columns = _spans((side * width).round().long(), width, generator)
-    columns = columns & ((kind >= mixup) & (kind < mixup + cutmix))[:, None]
-    blended = torch.where(kind < mixup, kept, 1.0)[:, None, None]
-    weight = torch.where(rows[:, :, None] & columns[:, None, :], 0.0, blended)  # (n, h, w), of the image itself
-    mixed = torch.lerp(inputs.roll(1, 0), inputs, weight[:, None])
-    return mixed, torch.lerp(targets.roll(1, 0), targets, weight.mean((1, 2))[:, None])
+    columns = _spans((side * width).round().long(), width, generator) & (chance < share)[:, None]
+    pasted = rows[:, :, None] & columns[:, None, :]
+    mixed = torch.where(pasted[:, None], inputs.roll(1, 0), inputs)
+    return mixed, torch.lerp(targets, targets.roll(1, 0), pasted.float().mean((1, 2))[:, None])
 
 
 def _reflect(index: Tensor, size: int) -> Tensor:
