@@ -30,8 +30,9 @@ from benchmarks.pages import GUIDES, RESULTS, fill, read_record, write_record
 from torch import Tensor
 
 import trust_tta as tt
+from trust_tta.data.sample import load_sample
 from trust_tta.export import export_network
-from trust_tta.export.check import accuracy, open_onnx
+from trust_tta.export.check import Run, open_onnx
 from trust_tta.export.network import InputSpec, PixelInputNetwork
 from trust_tta.export.onnx import quantize
 from trust_tta.models.base import ScanNetwork
@@ -87,6 +88,14 @@ def measure(name: str, *, rounds: int, seconds: float) -> dict[str, Any]:
             else None,
             **time_in_turn(works, rounds=rounds, seconds=seconds),
         }
+
+
+def accuracy(run: Run, spec: InputSpec) -> float:
+    """The accuracy in percent on the shipped CIFAR-10 images."""
+    images, labels = load_sample()
+    with torch.inference_mode():
+        predicted = torch.cat([run(batch).argmax(1) for batch in spec.from_images(images).split(100)])
+    return 100 * (predicted == torch.from_numpy(labels)).double().mean().item()
 
 
 def time_in_turn(

@@ -64,5 +64,3 @@ def run(arguments: Namespace) -> None:
         f"compared with PyTorch on {found.images} images: largest error {found.largest_error:.2g} of logits up to "
         f"{found.largest_logit:.3g}, the same class for {found.equal_classes}"
     )
-    if exported.accuracy:
-        say("accuracy on the shipped images: {:.2f} % in float32, {:.2f} % in int8".format(*exported.accuracy))

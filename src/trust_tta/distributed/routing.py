@@ -1,4 +1,4 @@
-"""Assign streams to replicas by rendezvous hashing: few streams move when a replica is added or lost."""
+"""Assign streams to replicas by rendezvous hashing: few streams move when a replica is lost or returns."""
 
 from __future__ import annotations
 

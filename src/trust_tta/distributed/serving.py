@@ -36,13 +36,13 @@ from trust_tta.serve.metrics import Metrics, as_text, gauge, sum_metrics
 from trust_tta.serve.network import NetworkInfo, NetworkSource, ServedNetwork, open_network
 from trust_tta.serve.server import log_as_json
 from trust_tta.serve.service import Service
-from trust_tta.serve.settings import ANSWER_SECONDS, MAX_REQUESTS, BadRequestError, RequestError, Settings
+from trust_tta.serve.settings import ANSWER_SECONDS, MAX_REQUESTS, RequestError, Settings
 from trust_tta.serve.stream_cache import stream_names
 
 T = TypeVar("T")
 
 NAME = "trust-tta"
-MAX_REPLICAS = 1024
+MAX_REPLICAS = 1024  # as the command line allows
 CLOSE_SECONDS = 30.0
 _REPLICA = re.compile(rf"{NAME}-replica-(\d+)")
 PAUSE = 0.5  # seconds between two polls of a replica
@@ -79,7 +79,7 @@ class ReplicaConfig:
 
 
 def resources_per_replica(resources: Mapping[str, float], replicas: int, *, device: str) -> dict[str, Any]:
-    """Resources of one replica: half of its share, at most half a CPU and GPU, to leave room for more replicas."""
+    """Resources of one replica: half of its share, at most half a CPU and GPU, so that a lost one fits elsewhere."""
     cpus, gpus = (resources.get(kind, 0.0) / replicas for kind in ("CPU", "GPU"))
     claims = {"cpus": min(1.0, cpus) / 2, "gpus": min(1.0, gpus) / 2 if device != "cpu" else 0.0}
     return claims | {"threads": max(1, int(cpus))}
@@ -121,8 +121,8 @@ class ServiceReplica:
         return {"pid": os.getpid(), "streams": self.service.streams.loaded}
 
 
-def start_replicas(config: ReplicaConfig, numbers: Sequence[int], *, wait: bool = True) -> None:
-    """Start an application for each number, without an HTTP route."""
+def start_replicas(config: ReplicaConfig, count: int) -> None:
+    """Start an application without an HTTP route for each replica."""
     from ray import serve
 
     deployment = serve.deployment(ServiceReplica).options(
@@ -135,9 +135,9 @@ def start_replicas(config: ReplicaConfig, numbers: Sequence[int], *, wait: bool 
     )
     targets = [
         serve.RunTarget(deployment.bind(config, number), name=f"{NAME}-replica-{number}", route_prefix=None)
-        for number in numbers
+        for number in range(count)
     ]
-    serve.run_many(targets, wait_for_applications_running=wait)
+    serve.run_many(targets)
 
 
 def replica_handle(number: int) -> Any:
@@ -176,7 +176,9 @@ class ReplicatedService:
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         for number in replica_numbers():
-            self.follow(number)
+            self._handles[number] = replica_handle(number)
+            self._lost[number] = asyncio.Event()
+            self._tasks.append(self._loop.create_task(self._watch(number)))
 
     def stop(self) -> None:
         """Replicas end by themselves."""
@@ -188,11 +190,6 @@ class ReplicatedService:
     @property
     def calibrated(self) -> bool:
         return (Path(self.config.folder) / REFERENCE_FILE).exists()
-
-    def follow(self, number: int) -> None:
-        self._handles[number] = replica_handle(number)
-        self._lost[number] = asyncio.Event()
-        self._tasks.append(asyncio.get_running_loop().create_task(self._watch(number)))
 
     async def _watch(self, number: int) -> None:
         while True:
@@ -388,32 +385,17 @@ def merge_events(by_replica: Mapping[int, Sequence[dict[str, Any]]]) -> list[dic
 
 
 class ReplicatedApi(Api):
-    """The API of the service, with routes that list and add replicas."""
+    """The API of the service, with a route that lists the replicas."""
 
     def start(self) -> None:
         super().start()
         self._replicated.start()
 
     def routes(self) -> list[Route]:
-        replicas = [self._route("/replicas", self.replicas), self._route("/replicas", self.grow, "POST", private=True)]
-        return [*replicas, *super().routes()]
+        return [self._route("/replicas", self.replicas), *super().routes()]
 
     async def replicas(self, request: Request) -> dict[str, Any]:
         return {"replicas": await asyncio.to_thread(self._replicated.replicas)}
-
-    async def grow(self, request: Request) -> dict[str, Any]:
-        """Start more replicas, to which some streams move at their next request."""
-        content, present = await self._json(request), len(self._replicated.replicas())
-        count = content.get("replicas") if isinstance(content, dict) else None
-        if type(count) is not int or not present <= count <= MAX_REPLICAS:
-            raise BadRequestError(
-                f'give {{"replicas": N}} with N from {present}, the present number, to {MAX_REPLICAS}'
-            )
-        numbers = range(present, count)
-        await asyncio.to_thread(start_replicas, self._replicated.config, numbers, wait=False)
-        for number in numbers:
-            self._replicated.follow(number)
-        return {"replicas": count}
 
     @property
     def _replicated(self) -> ReplicatedService:
@@ -427,7 +409,7 @@ def start_serving(config: ReplicaConfig, network: ServedNetwork, *, host: str, p
     http = {"host": host, "port": port, "keep_alive_timeout_s": 30}
     serve.start(proxy_location="HeadOnly", http_options=http, logging_config={"log_level": "WARNING"})
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # this process' own
-    start_replicas(config, range(replicas))
+    start_replicas(config, replicas)
     info = network.info()
 
     def build() -> Any:

@@ -25,7 +25,6 @@ Run: TypeAlias = Callable[[Tensor], Tensor]
 TOLERANCE, INT8_TOLERANCE = 1e-3, 0.1  # of logits, relative to the largest
 ABSOLUTE_TOLERANCE = 1e-6
 MIN_EQUAL = 0.95  # fraction of the images, or of an image's pixels, that must have the same class
-MAX_ACCURACY_LOSS = 1.0  # percentage points that int8 may cost
 BATCH_SIZES = (1, 3, 16)  # repeated, to show that any number of images works
 
 
@@ -81,14 +80,6 @@ def compare(run: Run, network: torch.nn.Module, images: Iterable[Tensor]) -> Agr
     shares = torch.cat(equal)
     error, logit = (float(torch.stack(values).max()) for values in (errors, logits))  # NaN if one of them is
     return Agreement(len(shares), error, logit, equal_classes=int((shares >= MIN_EQUAL).sum()))
-
-
-def accuracy(run: Run, spec: InputSpec) -> float:
-    """The accuracy in percent on the shipped CIFAR-10 images."""
-    images, labels = load_sample()
-    with torch.inference_mode():
-        predicted = torch.cat([run(batch).argmax(1) for batch in spec.from_images(images).split(100)])
-    return 100 * (predicted == torch.from_numpy(labels)).double().mean().item()
 
 
 def open_onnx(path: Path, *, threads: int = 0) -> Run:

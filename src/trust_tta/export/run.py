@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from trust_tta.atomic import replacing
-from trust_tta.data.class_names import CIFAR10_CLASSES
-from trust_tta.errors import ConfigError, TrustError
+from trust_tta.errors import ConfigError
 from trust_tta.export import check, onnx
 from trust_tta.export.network import InputSpec, PixelInputNetwork, Pixels, quiet, require_any_size, trace
 from trust_tta.export.source import ExportSource, Origin, load_source
@@ -35,8 +34,7 @@ FORMATS = {"onnx": ".onnx", "pt2": ".pt2", "aoti": ".aoti.pt2", "safetensors": "
 class Exported:
     """An exported file and its agreement with the network.
 
-    `details`: bytes, and for an ONNX file its opset, nodes and operators. `accuracy`: in percent on the shipped images,
-    of the network and of its int8 file; None if not compared.
+    `details`: bytes, and for an ONNX file its opset, nodes and operators.
     """
 
     path: Path
@@ -44,7 +42,6 @@ class Exported:
     about: dict[str, str]
     agreement: check.Agreement
     details: dict[str, Any]
-    accuracy: tuple[float, float] | None = None
 
 
 def export_network(
@@ -68,8 +65,7 @@ def export_network(
     `out`: the file; by default named after the network.
     `size`: of the images; by default that of training; "any", for ONNX, accepts any height and width.
     `pixels`: the input of the file, "float" (n, 3, h, w) from 0 to 1, or "uint8" (n, h, w, 3).
-    `int8`: quantize the weights of an ONNX file's linear layers: less than half the size, with small differences; for
-    a network of CIFAR-10, the accuracy is compared too.
+    `int8`: quantize the weights of an ONNX file's linear layers: less than half the size, with small differences.
     `images`: a folder of real images for the comparison; by default some that ship with the package.
     """
     _check_options(to, size, pixels, int8)
@@ -92,14 +88,13 @@ def export_network(
         ours = PixelInputNetwork(source.network, source.preprocessing, pixels, backend="auto")
         agreement = check.compare(run, ours, check.batches(compared, spec))
         agreement.require(path, tolerance=check.INT8_TOLERANCE if int8 else check.TOLERANCE)
-        accuracy = _compare_accuracy(source, ours, run, spec) if int8 else None
         progress.advance()
         with replacing(path) as temporary:
             shutil.copyfile(file, temporary)
         details = onnx.describe(file) if to == "onnx" else {"bytes": file.stat().st_size}
     progress.advance()
     progress.finish()
-    return Exported(path, to, about, agreement, details, accuracy)
+    return Exported(path, to, about, agreement, details)
 
 
 def _check_options(to: str, size: Size, pixels: Pixels, int8: bool) -> None:
@@ -115,18 +110,6 @@ def _check_options(to: str, size: Size, pixels: Pixels, int8: bool) -> None:
         raise ConfigError(f"size 'any' is for the format 'onnx', and '{to}' is asked for; omit it, or give a number")
     for package in ("onnx", "onnxruntime", "onnxscript") if to == "onnx" else ():
         require(package, extra="export")
-
-
-def _compare_accuracy(
-    source: ExportSource, network: PixelInputNetwork, run: check.Run, spec: InputSpec
-) -> tuple[float, float] | None:
-    """The accuracy of both on the shipped images, if the network was trained on these classes."""
-    if source.classes != CIFAR10_CLASSES or spec.size != 32:
-        return None
-    ours, theirs = check.accuracy(network, spec), check.accuracy(run, spec)
-    if theirs < ours - check.MAX_ACCURACY_LOSS:
-        raise TrustError(f"int8 costs accuracy: {theirs:.2f} % instead of {ours:.2f} %; nothing was kept, omit int8")
-    return ours, theirs
 
 
 def _write(

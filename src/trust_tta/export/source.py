@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from trust_tta.live.snapshots import Folder, read_state
 from trust_tta.methods.base import Method
 from trust_tta.methods.tide.class_prior import network_bias
 from trust_tta.methods.tide.source_mixing import mix_statistics
-from trust_tta.models.base import ScanNetwork
 from trust_tta.models.checkpoint import Checkpoint, describe
 from trust_tta.models.classifier import classifiers
 from trust_tta.preprocessing import Preprocessing
@@ -38,10 +37,6 @@ class ExportSource:
     name: str
     preprocessing: Preprocessing
     about: dict[str, str] = field(repr=False)
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        return cast(ScanNetwork, self.network).classes
 
     def resized(self, size: int) -> ExportSource:
         """A copy for images of another size; a crop keeps its fraction of the image."""
@@ -111,7 +106,16 @@ def _read_state(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]] | Non
         if snapshot is None:
             raise StateError(f"no snapshot in '{path}' can be read: {'; '.join(problems) or 'there is none'}")
         return snapshot.state["method"], snapshot.state.get("books", {})
-    if path.suffix == ".safetensors" and _is_snapshot(path):
+    if path.suffix == ".safetensors" and path.is_file():
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as file:
+                described = (file.metadata() or {}).get("trust_tta", "")
+        except (OSError, SafetensorError):  # Checkpoint.open reports what is wrong with the file
+            return None
+        if '"tree"' not in described:  # a checkpoint
+            return None
         state, _ = read_state(path)
         if not isinstance(state.get("method"), Mapping):
             raise StateError(f"'{path}' is not a snapshot of a stream; give one, or a saved state_dict() of a method")
@@ -123,16 +127,6 @@ def _read_state(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]] | Non
             return None
         return (state, {}) if isinstance(state, dict) and {"method", "adapted", "statistics"} <= state.keys() else None
     return None
-
-
-def _is_snapshot(path: Path) -> bool:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            return '"tree"' in (file.metadata() or {}).get("trust_tta", "")
-    except (OSError, SafetensorError):
-        return False
 
 
 @torch.no_grad()

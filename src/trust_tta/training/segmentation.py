@@ -119,7 +119,7 @@ def two_head_loss(
 
 
 def segmentation_loss(logits: Tensor, labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy of coarse logits (n, classes, h', w') over all pixels of labels (n, h, w), ignored ones too."""
+    """Mean cross-entropy over all pixels, ignored ones too: coarse logits (n, classes, h', w'), labels (n, h, w)."""
     function = functools.partial(F.cross_entropy, weight=weights, ignore_index=IGNORED, reduction="none")
     pixels = CoarseLogits(logits, (labels.shape[1], labels.shape[2]))
     total = apply_in_chunks(function, pixels, labels.long()).sum()
