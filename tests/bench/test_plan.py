@@ -26,7 +26,7 @@ def shape(found: ExperimentPlan) -> list[tuple[str, list[str]]]:
     return [(sequence.method.name, [key.domain for key in sequence.keys]) for sequence in found.sequences]
 
 
-@pytest.mark.parametrize("setting", ["online", "standard", "reset_each_shift", "online+correlated"])
+@pytest.mark.parametrize("setting", ["online", "standard", "online+correlated"])
 def test_a_reset_before_each_domain_gives_sequences_of_one_cell(tmp_path: Path, setting: str) -> None:
     assert shape(plan(tmp_path, stream={"setting": setting})) == [
         ("source", ["gaussian_noise"]),

@@ -253,15 +253,13 @@ def test_streams_are_opened_as_they_are_reached(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("online", Setting("domain")),
-        ("reset_each_shift", Setting("domain")),
-        ("Reset-Each-Shift", Setting("domain")),
-        ("episodic", Setting("batch")),
-        ("mixed_domains", Setting("never", mixed=True)),
-        ("mixed_domains_correlated", Setting("never", mixed=True, correlated=True)),
-        ("gradual_correlated", Setting("never", gradual=True, correlated=True)),
-        ("reset_each_shift_correlated", Setting("domain", correlated=True)),
+        ("standard", Setting("batch")),
+        ("mixed", Setting("never", mixed=True)),
+        ("mixed+correlated", Setting("never", mixed=True, correlated=True)),
+        ("gradual+correlated", Setting("never", gradual=True, correlated=True)),
+        ("online+correlated", Setting("domain", correlated=True)),
         ("continual + correlated", Setting("never", correlated=True)),
-        ("dirichlet", Setting("never", correlated=True)),
+        ("correlated", Setting("never", correlated=True)),
     ],
 )
 def test_settings_of_the_field(text: str, expected: Setting) -> None:

@@ -61,7 +61,12 @@ def corrupt_array(
     )
     claim_folder(Path(out_dir), record, list(paths.values()))
     if labels is not None:
-        _write_labels(Path(out_dir) / LABELS, labels, count=len(images), severities=severities)
+        values, path = labels if isinstance(labels, np.ndarray) else open_array(Path(labels)), Path(out_dir) / LABELS
+        repeated = np.tile(check_labels(values, "labels are", count=len(images)), len(severities))
+        if not path.exists():
+            write_npy(path, repeated)
+        elif not np.array_equal(open_array(path), repeated):
+            raise DataError(f"{path} holds other labels than those given; give another output folder or the same ones")
     block = len(images) * len(severities)
     progress.start(block * len(paths), "corrupting images")
     with worker_pool(workers) as pool:
@@ -172,15 +177,6 @@ def _check_options(corruptions: Sequence[str], severities: Sequence[int], seed: 
         for severity in severities:
             check_request(corruption, severity, seed)
     return tuple(sorted({int(severity) for severity in severities}))
-
-
-def _write_labels(path: Path, labels: PathLike | NDArray[Any], *, count: int, severities: tuple[int, ...]) -> None:
-    values = labels if isinstance(labels, np.ndarray) else open_array(Path(labels))
-    repeated = np.tile(check_labels(values, "labels are", count=count), len(severities))
-    if not path.exists():
-        write_npy(path, repeated)
-    elif not np.array_equal(open_array(path), repeated):
-        raise DataError(f"{path} holds other labels than those given; give another output folder or the same labels")
 
 
 def _write_blocks(

@@ -133,7 +133,17 @@ def read_archive(path: Path) -> tuple[LabeledImages, LabeledImages]:
     """Read the training and test set of the official archive (Python batches) or of the npm mirror (PNG sheets)."""
     names = (*TRAIN_BATCHES, TEST_BATCH)
     sheets = [f"{name}.png" for name in names]
-    found = _members(path, {*names, *sheets, *_SHEET_LABELS})
+    wanted, found, total = {*names, *sheets, *_SHEET_LABELS}, dict[str, bytes](), 0
+    with tarfile.open(path, "r:gz") as archive:
+        for member in archive:
+            total += member.size
+            if total > MAX_UNPACKED_BYTES:
+                raise DataError(
+                    f"the archive {path.name} unpacks to more than {MAX_UNPACKED_BYTES} bytes; it is not CIFAR-10"
+                )
+            name = member.name.rsplit("/", 1)[-1]  # in any folder
+            if name in wanted and member.isfile() and (file := archive.extractfile(member)) is not None:
+                found[name] = file.read()
     if found.keys() >= set(sheets):
         *train, test = (read_image(found[sheet], name="in the archive").reshape(-1, 32, 32, 3) for sheet in sheets)
         if missing := [name for name in _SHEET_LABELS if name not in found]:
@@ -147,23 +157,6 @@ def read_archive(path: Path) -> tuple[LabeledImages, LabeledImages]:
         raise DataError(f"the archive {path.name} lacks {', '.join(missing)}; download it again")
     *train_batches, test_batch = (read_batch(found[name], name=f"{path.name}:{name}") for name in names)
     return join_labeled(train_batches), test_batch
-
-
-def _members(path: Path, names: set[str]) -> dict[str, bytes]:
-    """The contents of the named files in any folder of the archive; its unpacked size is checked first."""
-    found, total = {}, 0
-    with tarfile.open(path, "r:gz") as archive:
-        for member in archive:
-            total += member.size
-            if total > MAX_UNPACKED_BYTES:
-                raise DataError(
-                    f"the archive {path.name} unpacks to more than {MAX_UNPACKED_BYTES} bytes; it is not CIFAR-10"
-                )
-            name = member.name.rsplit("/", 1)[-1]
-            file = archive.extractfile(member) if name in names and member.isfile() else None
-            if file is not None:
-                found[name] = file.read()
-    return found
 
 
 def _install(path: Path, folder: Path, *, pins: Mapping[str, str], progress: Progress) -> None:

@@ -45,9 +45,9 @@ def open_dataset(
     spec = find_spec(name)
     _check_request(spec, severity, options)
     if spec.layout == "python":
-        plugin = _plugin_domains(spec, Path(root), options)
+        content, plugin = _load_plugin(spec, Path(root), options)
         chosen = _choose_domain(domain, tuple(plugin), where=spec.name)
-        return python_dataset(_load_plugin(spec, Path(root), options), plugin[chosen], name=spec.name, domain=chosen)
+        return python_dataset(content, plugin[chosen], name=spec.name, domain=chosen)
     if spec.layout == "segmentation":
         return open_segmentation(spec, locate(spec, Path(root)), domain, options=options)
     if not spec.domains:
@@ -84,7 +84,7 @@ def available_domains(
     """The target domains of the data set that are on disk, in the field's order; `held_out`: all its domains."""
     spec = find_spec(name)
     if spec.layout == "python":
-        return tuple(_plugin_domains(spec, Path(root), options))
+        return tuple(_load_plugin(spec, Path(root), options)[1])
     folder = locate(spec, Path(root))
     if spec.layout == "segmentation":
         return tuple(split.name for split in list_splits(spec, folder) if split.target or held_out)
@@ -275,27 +275,25 @@ def _has_classes(spec: DatasetSpec, folder: Path) -> bool:
 # plugin data sets
 
 
-def _plugin_domains(spec: DatasetSpec, root: Path, options: Mapping[str, Any] | None) -> dict[str, NDArray[np.int64]]:
-    """The indices of each domain's images, in the order in which domains first appear."""
-    content = _load_plugin(spec, root, options)
+def _load_plugin(
+    spec: DatasetSpec, root: Path, options: Mapping[str, Any] | None
+) -> tuple[Any, dict[str, NDArray[np.int64]]]:
+    """A plugin data set, and the indices of each domain's images, in the order in which domains first appear."""
+    plain = ((key, tuple(value) if isinstance(value, list) else value) for key, value in (options or {}).items())
+    content = _make_plugin(spec.name, root, tuple(plain))
     given = getattr(content, "domains", None)
     if given is None:
-        return {ONLY_DOMAIN: np.arange(len(content.labels), dtype=np.int64)}
+        return content, {ONLY_DOMAIN: np.arange(len(content.labels), dtype=np.int64)}
     names = np.array([str(name) for name in given])
     if len(names) != len(content.labels):
         raise DataError(
             f"{spec.name} has {len(names)} domains for {len(content.labels)} labels; give one name for each image"
         )
-    return {name: np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())}
-
-
-def _load_plugin(spec: DatasetSpec, root: Path, options: Mapping[str, Any] | None) -> Any:
-    plain = ((key, tuple(value) if isinstance(value, list) else value) for key, value in (options or {}).items())
-    return _load_plugin_cached(spec.name, root, tuple(plain))
+    return content, {name: np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())}
 
 
 @lru_cache(maxsize=2)  # the domains of one experiment come out of one object
-def _load_plugin_cached(name: str, root: Path, options: tuple[tuple[str, Any], ...]) -> Any:
+def _make_plugin(name: str, root: Path, options: tuple[tuple[str, Any], ...]) -> Any:
     make = plugins.resolve(name, {}, group=GROUP)
     if not callable(make):
         raise ConfigError(f"the data set '{name}' is a {type(make).__name__}; give a class or a function of a folder")

@@ -1,4 +1,4 @@
-"""Segmentation metrics from pixel counts per class: IoU, Dice, recall, precision and pixel accuracy.
+"""Segmentation metrics from pixel counts per class: IoU, Dice and pixel accuracy.
 
 As in MMSegmentation: pixels labeled 255 are ignored; counts are summed over all images before they are divided; a
 class that is neither labeled nor predicted is NaN and left out of means; one that is only predicted has an IoU of 0. A
@@ -39,16 +39,6 @@ class ConfusionCounts:
     def dice(self) -> Tensor:
         """Dice coefficient of each class, float64 (classes,)."""
         return 2 * self.right.double() / (self.predicted + self.labeled)
-
-    @property
-    def recall(self) -> Tensor:
-        """Recall of each class, float64 (classes,); "Acc" in MMSegmentation."""
-        return self.right.double() / self.labeled
-
-    @property
-    def precision(self) -> Tensor:
-        """Precision of each class, float64 (classes,)."""
-        return self.right.double() / self.predicted
 
     @property
     def accuracy(self) -> float:

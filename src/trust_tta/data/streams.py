@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,14 +30,6 @@ _RESETS: dict[str, Reset] = {"online": "domain", "continual": "never", "standard
 _TRAITS = ("mixed", "correlated", "gradual", "sequence")
 SETTINGS = (*_RESETS, *_TRAITS)
 
-_ALIASES = {
-    "reset_each_shift": "online",
-    "episodic": "standard",
-    "mixed_domains": "mixed",
-    "dirichlet": "correlated",
-    "non_iid": "correlated",
-}
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -59,14 +50,11 @@ class Setting:
 
 
 def parse_setting(text: str) -> Setting:
-    """A setting from its name, an alias of the field, or several joined by `+` or `_`, as "online+correlated".
+    """A setting from its name, or from several joined by `+`, as "online+correlated".
 
-    Without a word for the reset, mixed, correlated, gradual streams and sequences never reset.
+    Mixed, correlated and gradual streams and sequences never reset unless one of the names says so.
     """
-    plain = text.lower().replace("-", "_").replace(" ", "")
-    for alias, name in _ALIASES.items():
-        plain = plain.replace(alias, name)
-    words = re.split("[+_]", plain)
+    words = text.replace(" ", "").split("+")
     resets = [_RESETS[word] for word in words if word in _RESETS]
     if not set(words) <= set(SETTINGS) or len(resets) > 1 or len(words) != len(set(words)):
         raise ConfigError(

@@ -195,25 +195,21 @@ class ReplicatedService:
         while True:
             try:
                 status = await self._call(number, "poll", seconds=POLL_SECONDS)
-                if number not in self.router.live:
-                    await self._join(number, status["streams"])
+                if number not in self.router.live:  # started or recovered
+                    self._lost[number].clear()
+                    for stream in status["streams"]:
+                        if self.router.replica_of(stream) in (None, number):
+                            self.router.assign(stream, number)
+                        else:  # others hold it by now
+                            await self._call(number, "release", stream, seconds=POLL_SECONDS)
+                    self.router.live.add(number)
+                    log.info("a replica has joined", extra={"replica": number})
                 self.processes[number] = status["pid"]
             except (ReplicaLostError, RequestError) as error:
                 self._lose(number, str(error))
             except Exception as error:  # whatever it was, the replica is polled again
                 log.error("a poll of a replica failed", exc_info=error)
             await asyncio.sleep(PAUSE)
-
-    async def _join(self, number: int, streams: Sequence[str]) -> None:
-        """Add a started or recovered replica, which releases the streams that others hold by now."""
-        self._lost[number].clear()
-        for stream in streams:
-            if self.router.replica_of(stream) in (None, number):
-                self.router.assign(stream, number)
-            else:
-                await self._call(number, "release", stream, seconds=POLL_SECONDS)
-        self.router.live.add(number)
-        log.info("a replica has joined", extra={"replica": number})
 
     def _lose(self, number: int, reason: str) -> None:
         if number in self.router.live:

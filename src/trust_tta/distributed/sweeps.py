@@ -92,7 +92,11 @@ def run_task(payloads: list[Any], number: int, threads: int) -> Iterator[Outcome
     try:
         experiment, provenance = _open(payloads[0])
         sequence = experiment.plan.sequences[number]
-        _check_data(experiment, sequence)
+        data, cells = experiment.config.data, experiment.domains_of(sequence)
+        if list(fingerprints(experiment.plan, cells)) != [key.fingerprint for key in sequence.keys]:
+            names = ", ".join(dict.fromkeys(cell.name for cell in cells))
+            differing = f"the images of {data.dataset} ({names}) on a worker differ from those of the driver"
+            raise DataError(f"{differing}; put the same files under {data.root} on every node")
         check_sequence(experiment, sequence)
     except REFUSALS as error:
         yield error
@@ -115,15 +119,6 @@ def _open(reference: Any) -> tuple[Experiment, Provenance]:
     experiment = Experiment(payload.config, plan=payload.plan)
     config = payload.plan.config  # as it was given, without absolute paths
     return experiment, collect_provenance(device=experiment.device, dtype=config.dtype, config=config.to_json())
-
-
-def _check_data(experiment: Experiment, sequence: CellSequence) -> None:
-    """Refuse images that differ from the driver's, by their fingerprints."""
-    data, cells = experiment.config.data, experiment.domains_of(sequence)
-    if list(fingerprints(experiment.plan, cells)) != [key.fingerprint for key in sequence.keys]:
-        names = ", ".join(dict.fromkeys(cell.name for cell in cells))
-        differing = f"the images of {data.dataset} ({names}) on a worker differ from those of the driver"
-        raise DataError(f"{differing}; put the same files under {data.root} on every node")
 
 
 # On the driver

@@ -96,20 +96,18 @@ class CellMeans(nn.Module):
 
 def trace(network: PixelInputNetwork, spec: InputSpec) -> torch.export.ExportedProgram:
     """The network as PyTorch's graph, for any number of images."""
-    sides = (spec.size, spec.size) if spec.size else _traced_sides(network.network)
+    if spec.size:
+        sides = spec.size, spec.size
+    else:  # more than one window on every map: one alone would make the number of windows a constant
+        windows = getattr(getattr(network.network, "config", None), "windows", ())
+        largest = max((window << (i + 2) for i, window in enumerate(windows)), default=0)  # pixels, strides 4, 8, ...
+        sides = max(96, largest + 32), max(128, 3 * largest // 2)
     images = spec.from_images(np.zeros((2, *sides, 3), dtype=np.uint8))
     free: dict[int, Any] = {0: torch.export.Dim("n", min=1, max=MAX_BATCH)}
     if spec.size is None:
         free |= {axis + (spec.pixels == "float"): torch.export.Dim.AUTO for axis in (1, 2)}
     with quiet(), torch.no_grad():
         return torch.export.export(network, (images,), dynamic_shapes=(free,))
-
-
-def _traced_sides(network: nn.Module) -> tuple[int, int]:
-    """Height and width of traced images: a map of one window alone would make the number of windows a constant."""
-    windows = getattr(getattr(network, "config", None), "windows", ())
-    largest = max((window << (i + 2) for i, window in enumerate(windows)), default=0)  # pixels; strides are 4, 8, ...
-    return max(96, largest + 32), max(128, 3 * largest // 2)
 
 
 def require_any_size(network: nn.Module) -> None:

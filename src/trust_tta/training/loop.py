@@ -222,30 +222,26 @@ def _run_epoch(
         for group in run.optimizer.param_groups:
             group["lr"] = lr
         inputs, targets = task.augment(samples, shuffled[i * size : (i + 1) * size], recipe, generator, plain)
-        losses[i] = _step(run, inputs, targets, recipe, task)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16"):
+            outputs = run.network(inputs)
+        loss = task.loss(outputs, targets if targets.is_floating_point() else targets.long(), recipe)
+        run.optimizer.zero_grad()
+        loss.backward()
+        if recipe.grad_clip:
+            nn.utils.clip_grad_norm_(run.model.parameters(), recipe.grad_clip)
+        run.optimizer.step()
+        losses[i] = loss.detach()
         update_average(run.average, run.model, decay_at(step, recipe.ema_decay))
         progress.advance()
     copy_buffers(run.average, run.model)
     values: list[float] = losses.tolist()  # once per epoch: reading each loss would stall the device
-    for i, loss in enumerate(values):
-        if not math.isfinite(loss):  # before a broken state replaces the last good one
+    for i, value in enumerate(values):
+        if not math.isfinite(value):  # before a broken state replaces the last good one
             raise ConfigError(
-                f"the loss is {loss} at step {epoch * steps + i} (epoch {epoch}) with lr {recipe.lr:g} and "
+                f"the loss is {value} at step {epoch * steps + i} (epoch {epoch}) with lr {recipe.lr:g} and "
                 f"grad_clip {recipe.grad_clip:g}; lower lr or clip harder; the state of the epoch before is kept"
             )
     return sum(values) / steps, lr
-
-
-def _step(run: _Run[Model], inputs: Tensor, targets: Tensor, recipe: R, task: Task[R]) -> Tensor:
-    with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16"):
-        outputs = run.network(inputs)
-    loss = task.loss(outputs, targets if targets.is_floating_point() else targets.long(), recipe)
-    run.optimizer.zero_grad()
-    loss.backward()
-    if recipe.grad_clip:
-        nn.utils.clip_grad_norm_(run.model.parameters(), recipe.grad_clip)
-    run.optimizer.step()
-    return loss.detach()
 
 
 # the state of an unfinished run, on disk
