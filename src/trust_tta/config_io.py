@@ -20,7 +20,7 @@ MAX_DEPTH = 64  # nesting of arrays and tables
 
 
 def read_text(path: Path | str, *, error: type[TrustError] = ConfigError) -> str:
-    """The text of a UTF-8 file of at most 16 MiB; a missing, large or odd one raises `error`."""
+    """The text of a UTF-8 file of at most 16 MiB; raises `error` if the file is missing, too large or not text."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would block, a device need not end
             raise error(f"'{path}' is not a file; give the path of a text file")

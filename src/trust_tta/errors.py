@@ -49,7 +49,7 @@ class StateError(TrustError, RuntimeError):
 
 
 class TrustWarning(UserWarning):
-    """Something that works and that you may not want; the message says what to do instead."""
+    """A call that works, but hardly as intended; the message says what to do instead."""
 
 
 def users_level() -> int:

@@ -40,11 +40,10 @@ _EIGHT_BITS = ("RGB", "RGBA", "RGBX", "RGBa", "L", "LA", "La", "P", "PA", "1", "
 
 
 class Preprocessing(Schema):
-    """Resize, crop and normalize an image to (3, size, size).
+    """Resize, crop and normalize images to (n, 3, size, size).
 
-    With `crop`: the short side is scaled to `resize` (None: not at all) and the middle is cut out.
-    Without: the whole image is squashed to size x size, whatever its shape, or scaled so that its short side is `size`
-    where it is to `keep_ratio`.
+    With `crop`, the short side is scaled to `resize` (None: not at all) and the center is cut out. Without, the whole
+    image is squashed to size x size, or with `keep_ratio` scaled until its short side is `size`.
 
     >>> import numpy as np
     >>> Preprocessing(size=32, resize=None)(np.zeros((4, 32, 32, 3), np.uint8)).shape
@@ -103,7 +102,7 @@ class Preprocessing(Schema):
         fitted = [self.fit_image(image) for image in images]
         if len({image.shape for image in fitted}) > 1:
             raise DataError(
-                "images of several ratios make no batch where the ratio is kept; give those of one at a time"
+                "images of different aspect ratios cannot be stacked; give images of one aspect ratio at a time"
             )
         return np.stack(fitted) if fitted else np.empty((0, self.size, self.size, 3), dtype=np.uint8)
 
@@ -232,7 +231,7 @@ def network_input(network: nn.Module, images: Any) -> torch.Tensor:
     if preprocessing is None:
         given = f"{images.dtype} {tuple(images.shape)}" if hasattr(images, "shape") else type(images).__name__
         raise ShapeError(
-            f"images are {given}, and this network knows no preprocessing; give floats (n, channels, h, w), "
+            f"images are {given}, and this network has no preprocessing; give floats (n, channels, h, w), "
             "or set model.preprocessing"
         )
     batch: torch.Tensor = preprocessing(images)

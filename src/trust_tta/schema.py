@@ -1,6 +1,5 @@
-"""The base of every configuration, option set and recipe: declared once, checked everywhere.
+"""`Schema`, the base of every configuration, option set and recipe: a frozen, strict pydantic model.
 
-A `Schema` is a frozen, strict pydantic model: unknown keys and values of the wrong type are refused.
 TOML files, command-line flags and Python keywords go through `parse`, which reports every mistake at once.
 """
 

@@ -91,9 +91,9 @@ class TimmNetwork(ScanNetwork):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """The maps at the end of the stages `indices`, with the output of `forward_features` before them.
+        """The output of `forward_features`, and the maps at the end of the stages `indices`.
 
-        `norm` normalizes those of a Vim as its last; a pass always goes to its end, so that `stop_early` saves nothing.
+        `norm` applies the final norm of a Vim to its maps. `stop_early` has no effect: the whole network always runs.
         """
         del stop_early
         layout = str(getattr(output_fmt, "value", output_fmt))
@@ -128,7 +128,7 @@ class TimmNetwork(ScanNetwork):
         return heads[0] if len(heads) == 1 else tuple(heads)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new classifier with random weights; none for 0 classes, so that the network gives pooled features."""
+        """Replace the classifier by a random one; with 0 classes, the network returns pooled features."""
         if global_pool not in (None, "avg", "token"):
             raise ConfigError(f"global_pool is {global_pool!r}; {type(self).__name__} pools in one way; omit it")
         for path in self._classifier_paths():
@@ -149,7 +149,7 @@ class TimmNetwork(ScanNetwork):
         return [path for path in _HEADS if path in own]
 
     def load_pretrained(self, source: str) -> None:
-        """The weights of a known checkpoint or a file; a classifier of another size keeps its random ones."""
+        """Load a known checkpoint or a file; a classifier with another number of classes stays random."""
         found = Checkpoint.open(source, variant=self.variant, fields=self.config.changes_from(VARIANTS[self.variant]))
         head = found.num_classes == self.num_classes
         load_state(self, found.state, origin=found.origin, head=head)
@@ -161,7 +161,7 @@ class TimmNetwork(ScanNetwork):
         return {name for name, p in self.named_parameters() if p.dim() < 2 or name.endswith(_NOT_DECAYED)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Regular expressions that sort the parameters into the stem and the blocks one after the other."""
+        """Regular expressions that group the parameters into the stem and successive blocks."""
         del coarse
         return {"stem": r"^(?:patch_embed1?\.|cls_token|pos_embed)", "blocks": self.block_pattern}
 
@@ -319,7 +319,7 @@ def network(name: str) -> Callable[..., nn.Module]:
 
     def make(**options: Any) -> nn.Module:
         made: Any = _timm.create_model(name, **options)
-        if "img_size" in options:  # timm's data configuration goes on naming the size of the weights
+        if "img_size" in options:  # timm's data configuration still states the size of the weights
             side = options["img_size"]
             height, width = (side, side) if isinstance(side, int) else side
             made.pretrained_cfg = {

@@ -61,7 +61,7 @@ def test_pixels_go_through_the_networks_own_preprocessing() -> None:
 
 def test_a_network_that_knows_no_preprocessing_refuses_pixels() -> None:
     model = tt.create_model(f"{HERE}:Plain")
-    with pytest.raises(ShapeError, match="knows no preprocessing; give floats .*, or set model.preprocessing"):
+    with pytest.raises(ShapeError, match="has no preprocessing; give floats .*, or set model.preprocessing"):
         model(np.zeros((1, 32, 32, 3), np.uint8))
     given = tt.create_model(f"{HERE}:Plain", preprocessing="cifar32")
     assert given(np.zeros((1, 32, 32, 3), np.uint8)).shape == (1, 7)

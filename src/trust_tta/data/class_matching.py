@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trust_tta.data.class_names import imagenet_classes, label_of_wnid
 from trust_tta.errors import ConfigError, DataError
 
-MAX_CLASSES = 100_000  # more than any data set has; a label above it is a mistake
+MAX_CLASSES = 100_000  # more than any data set has; a larger label is a mistake
 _SHOWN = 20  # names of a list in a message
 
 
@@ -28,7 +28,7 @@ def fold_name(name: str) -> str:
 
 
 def numeric_class_names(labels: NDArray[np.int64], *, where: object) -> tuple[str, ...]:
-    """Names "0", "1", ... for labels that come without any; a label beyond all reason is refused."""
+    """Names "0", "1", ... for labels without class names; labels from 100,000 on are refused."""
     highest = int(labels.max(initial=0))
     if highest >= MAX_CLASSES:
         raise DataError(f"{where} has the label {highest}; labels must lie in 0..{MAX_CLASSES - 1}")
@@ -46,7 +46,7 @@ class ClassMatch:
 
     outputs: NDArray[np.int64]
     names: tuple[str, ...]
-    warning: str = ""  # what could not be checked
+    warning: str = ""  # an assumption that could not be checked
 
     @property
     def is_identity(self) -> bool:

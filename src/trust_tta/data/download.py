@@ -25,7 +25,33 @@ def download(url: str, path: str | os.PathLike[str], *, sha256: str | None = Non
     """Download `url` to `path` unless the file exists, and check its sha256 either way."""
     target = Path(path)
     if not target.is_file():
-        _retrieve(url, target, sha256 or recorded_hash(target), progress)
+        import pooch
+        from requests.exceptions import RequestException
+
+        known_hash = sha256 or recorded_hash(target)
+        pooch.get_logger().setLevel("WARNING")
+        files = pooch.create(
+            path=target.parent,
+            base_url="",
+            registry={target.name: known_hash},
+            urls={target.name: url},
+            retry_if_failed=MAX_RETRIES,
+        )
+        try:
+            files.fetch(target.name, downloader=lambda url, output, _: _get(url, output, target.name, progress))
+            target.chmod(0o644)  # pooch's temporary files are private to the user
+        except RequestException as error:
+            raise DownloadError(
+                f"{url} cannot be downloaded: {reason_of(error)}; check the address and the connection"
+            ) from error
+        except ValueError as error:
+            raise DownloadError(
+                f"{url} does not have the sha256 {known_hash}; it was discarded, try again later"
+            ) from error
+        except OSError as error:
+            raise DownloadError(f"'{target}' cannot be written ({error.strerror or error}); is there room?") from error
+        finally:
+            progress.finish()
     check_hash(target, file_sha256(target), pinned=sha256)
     return target
 
@@ -66,37 +92,8 @@ def _record_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 
 
-def _retrieve(url: str, target: Path, known_hash: str | None, progress: Progress) -> None:
-    import pooch
-    from requests.exceptions import RequestException
-
-    pooch.get_logger().setLevel("WARNING")
-    files = pooch.create(
-        path=target.parent,
-        base_url="",
-        registry={target.name: known_hash},
-        urls={target.name: url},
-        retry_if_failed=MAX_RETRIES,
-    )
-    try:
-        files.fetch(target.name, downloader=lambda url, output, _: _get(url, output, target.name, progress))
-        target.chmod(0o644)  # pooch's temporary files are private to the user
-    except RequestException as error:
-        raise DownloadError(
-            f"{url} cannot be downloaded: {reason_of(error)}; check the address and the connection"
-        ) from error
-    except ValueError as error:
-        raise DownloadError(
-            f"{url} does not have the sha256 {known_hash}; it was discarded, try again later"
-        ) from error
-    except OSError as error:
-        raise DownloadError(f"'{target}' cannot be written ({error.strerror or error}); is there room?") from error
-    finally:
-        progress.finish()
-
-
 def _get(url: str, output: str, name: str, progress: Progress) -> None:
-    """Write the content of `url` to the file `output`; errors worth a retry are those of requests."""
+    """Write the content of `url` to the file `output`; pooch retries after the errors of requests."""
     import requests
 
     headers = {"User-Agent": "trust-tta", "Accept-Encoding": "identity"}

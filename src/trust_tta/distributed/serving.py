@@ -265,14 +265,6 @@ class ReplicatedService:
                     continue
         raise RequestError(503, "no replica answers at the moment; try again", retry_after=2)
 
-    async def _ask_live(self, what: str, *given: Any) -> dict[int, Any]:
-        numbers = sorted(self.router.live)
-        found = await asyncio.gather(*(self._ask(n, what, *given) for n in numbers), return_exceptions=True)
-        for answer in found:
-            if isinstance(answer, BaseException) and not isinstance(answer, ReplicaLostError):
-                raise answer
-        return {n: answer for n, answer in zip(numbers, found, strict=True) if not isinstance(answer, BaseException)}
-
     async def _release(self, number: int, stream: str) -> None:
         try:
             await self._ask(number, "release", stream)
@@ -285,7 +277,16 @@ class ReplicatedService:
 
     def ask_all(self, what: str, *given: Any) -> dict[int, Any]:
         """The answers of all live replicas, for callers in other threads."""
-        return self._soon(self._ask_live(what, *given)).result(ANSWER_SECONDS)
+
+        async def ask() -> dict[int, Any]:
+            numbers = sorted(self.router.live)
+            found = await asyncio.gather(*(self._ask(n, what, *given) for n in numbers), return_exceptions=True)
+            for answer in found:
+                if isinstance(answer, BaseException) and not isinstance(answer, ReplicaLostError):
+                    raise answer
+            return {n: a for n, a in zip(numbers, found, strict=True) if not isinstance(a, BaseException)}
+
+        return self._soon(ask()).result(ANSWER_SECONDS)
 
     def _ask_for(self, stream: str, what: str, *given: Any) -> Future[Any]:
         return self._soon(self._ask_holder(stream, what, *given))

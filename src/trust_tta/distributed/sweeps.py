@@ -184,7 +184,14 @@ class _Driver:
         self.waiting.extend(self._unfinished_sequences())
         announced, last_checked = False, 0.0
         while self.waiting or self.running or self.claimed_elsewhere:
-            self._submit_tasks(max_tasks or self.resources_per_task.slots(self.ray.cluster_resources()) + SPARE_TASKS)
+            slots = max_tasks or self.resources_per_task.slots(self.ray.cluster_resources()) + SPARE_TASKS
+            while self.waiting and len(self.running) < slots:
+                number, index = self.waiting.popleft()
+                if wanted := self.stores[number].claim(self._sequence(number, index).keys):
+                    task = self.task.remote([self.payloads[number]], index, self.resources_per_task.cpus)
+                    self.running[task] = _SequenceTask(number, index, list(wanted))
+                else:
+                    self.claimed_elsewhere.add((number, index))  # by another process, unless that has finished it
             if self.running:
                 self._poll()
             else:
@@ -209,23 +216,14 @@ class _Driver:
     def _sequence(self, number: int, index: int) -> CellSequence:
         return self.plans[number].sequences[index]
 
-    def _submit_tasks(self, max_tasks: int) -> None:
-        while self.waiting and len(self.running) < max_tasks:
-            number, index = self.waiting.popleft()
-            wanted = self.stores[number].claim(self._sequence(number, index).keys)
-            if wanted:
-                task = self.task.remote([self.payloads[number]], index, self.resources_per_task.cpus)
-                self.running[task] = _SequenceTask(number, index, list(wanted))
-            else:
-                self.claimed_elsewhere.add((number, index))  # by another process, unless that has finished it
-
     def _poll(self) -> None:
         """Handle the next outcome of a task that has one."""
         ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=POLL_SECONDS, fetch_local=False)
         for task in ready:
             run = self.running[task]
+            sequence, writer = self._sequence(run.number, run.index), self.writers[run.number]
             try:
-                self._handle(run, self.ray.get(next(task)))
+                outcome: Outcome = self.ray.get(next(task))
             except StopIteration:
                 del self.running[task]
             except self.ray.exceptions.RayTaskError as error:  # not the cell failed: the worker lacks something
@@ -233,19 +231,17 @@ class _Driver:
             except self.ray.exceptions.RayError as error:
                 del self.running[task]
                 message = f"its worker died {MAX_ATTEMPTS} times ({type(error).__name__}); has the node enough memory?"
-                self.writers[run.number].fail(self._sequence(run.number, run.index), run.unfinished, message)
-
-    def _handle(self, run: _SequenceTask, outcome: Outcome) -> None:
-        sequence, writer = self._sequence(run.number, run.index), self.writers[run.number]
-        if isinstance(outcome, TrustError):
-            self._refuse(run.number, outcome)
-        elif isinstance(outcome, str):
-            writer.fail(sequence, run.unfinished, outcome)
-        else:
-            self.progress.advance(sequence.batches[sequence.keys.index(outcome.key)] * sequence.cost)
-            if outcome.key in run.unfinished:  # the others were recorded before
-                writer.finish(sequence, outcome)
-                run.unfinished.remove(outcome.key)
+                writer.fail(sequence, run.unfinished, message)
+            else:
+                if isinstance(outcome, TrustError):
+                    self._refuse(run.number, outcome)
+                elif isinstance(outcome, str):
+                    writer.fail(sequence, run.unfinished, outcome)
+                else:
+                    self.progress.advance(sequence.batches[sequence.keys.index(outcome.key)] * sequence.cost)
+                    if outcome.key in run.unfinished:  # the others were recorded before
+                        writer.finish(sequence, outcome)
+                        run.unfinished.remove(outcome.key)
 
     def _refuse(self, number: int, error: TrustError) -> None:
         self.refused.setdefault(number, error)
