@@ -157,7 +157,8 @@ class Api:
         }
 
     async def feedback(self, request: Request) -> dict[str, Any]:
-        content = await self._json(request)
+        body = await self._body(request, MAX_JSON_BYTES)
+        content = parse_json(body, where="the body", error=BadRequestError)
         entries = content if isinstance(content, list) else [content]
         if not 1 <= len(entries) <= MAX_LABELS:
             raise BadRequestError(f"{len(entries)} labels were given; give 1 to {MAX_LABELS}")
@@ -291,9 +292,6 @@ class Api:
         if received > limit:
             raise RequestError(413, f"the body has more than {limit} bytes")
         return body
-
-    async def _json(self, request: Request) -> Any:
-        return parse_json(await self._body(request, MAX_JSON_BYTES), where="the body", error=BadRequestError)
 
     async def _wait(self, future: Future[T]) -> T:
         try:
