@@ -11,7 +11,7 @@ from tests.docs.pages import DOCS, PAGES, sections, table_rows
 from trust_tta.bench.config import DataConfig
 from trust_tta.cli.main import COMMANDS
 from trust_tta.data.registry import DATASETS
-from trust_tta.data.streams import SETTINGS, parse_setting
+from trust_tta.data.streams import SETTINGS
 from trust_tta.methods.registry import list_methods
 from trust_tta.models.pretrained import PRETRAINED
 
@@ -52,12 +52,9 @@ def test_requirements_on_networks_cover_every_method() -> None:
     assert set(named) == set(list_methods()) - {"trust_naive", "ensemble", "repetition", "augmentation"}
 
 
-def test_settings_and_aliases() -> None:
+def test_settings() -> None:
     rows = table_rows(sections(DOCS / "reference" / "protocol.md")["Settings"])
     assert [row[0].strip("`") for row in rows] == list(SETTINGS)
-    for row in rows:
-        for alias in re.findall(r"`(\w+)`", row[1]):
-            assert parse_setting(alias) == parse_setting(row[0].strip("`"))
 
 
 def test_layouts_of_the_page_are_those_of_the_registry() -> None:

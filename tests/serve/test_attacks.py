@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import resource
@@ -27,7 +28,7 @@ from tests.serve.test_limits import connect, read_all
 from trust_tta.cli.main import main
 from trust_tta.errors import StateError
 from trust_tta.preprocessing import Preprocessing
-from trust_tta.serve.decoding import MAX_SCANS, MAX_SIDE, decode_image
+from trust_tta.serve.decoding import MAX_SCANS, MAX_SIDE, Decoder, _is_quick, decode_image
 from trust_tta.serve.network import open_network
 from trust_tta.serve.protocol import read_request
 from trust_tta.serve.service import EVENT_LOG_FILE, Service
@@ -219,6 +220,20 @@ def test_slow_decoding_is_killed_while_other_routes_answer(tmp_path: Path) -> No
                 assert client.get(path).status_code == 200
         assert statuses == [413] * 3
         assert client.post("/predict", content=picture()).status_code == 200  # by new workers
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_only_small_images_of_the_right_size_are_decoded_in_the_service(kind: str) -> None:
+    preprocessing = Preprocessing(size=24, resize=None, crop=False)
+    small = picture(kind, size=24)
+    assert _is_quick(small, preprocessing)
+    found = asyncio.run(Decoder(preprocessing, Settings()).decode_image(small))  # no worker was started
+    assert np.array_equal(found[0], np.asarray(Image.open(io.BytesIO(small)).convert("RGB")))
+    assert not _is_quick(picture(kind, size=23), preprocessing)
+    assert not _is_quick(png(1, 24), preprocessing)
+    assert not _is_quick(small + bytes(1 << 12), preprocessing)
+    assert not _is_quick(small[:10], preprocessing)
+    assert not _is_quick(png(200, 200), Preprocessing(size=200, resize=None))
 
 
 def test_sides_of_images_are_limited() -> None:
