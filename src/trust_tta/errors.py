@@ -29,7 +29,7 @@ class DataError(TrustError, ValueError):
 
 
 class DownloadError(TrustError, RuntimeError):
-    """A file that cannot be fetched, or is not what was asked for."""
+    """A file that cannot be downloaded, or whose content is not the expected one."""
 
 
 class ShapeError(TrustError, ValueError):
@@ -66,7 +66,7 @@ def reason_of(error: BaseException, *, longest: int = 200) -> str:
 
 
 def one_line(text: str, *, longest: int = LONGEST_MESSAGE) -> str:
-    """`text` as one printable line: escapes instead of what a terminal would obey, the middle left out if too long."""
+    """`text` as one printable line: control characters escaped, the middle of a long text left out."""
     if len(text) > longest:
         text = f"{text[: longest // 2]} ... {text[-longest // 4 :]}"
     if text.isprintable():

@@ -81,7 +81,7 @@ _BY_ENTROPY = tuple(ScanOrder(o) for o in ("abcd", "abdc", "dbca", "adcb", "badc
 
 
 def paper_orders(k: int) -> tuple[ScanOrder, ...]:
-    """The `k` of the paper's six orders that have the lowest entropy, in the sequence in which the paper runs them."""
+    """The `k` of the paper's six orders with the lowest entropy, in the paper's sequence."""
     if not 1 <= k <= len(PAPER_ORDERS):
         raise ConfigError(
             f"k is {k}; without explicit orders it is 1 to {len(PAPER_ORDERS)} (the paper's orders): "

@@ -41,7 +41,7 @@ _FIELDS = {"in_chans": "in_channels", "drop_path_rate": "drop_path", "img_size":
 
 
 class TimmNetwork(ScanNetwork):
-    """timm's interface on our networks: parameters, names and logits are the same.
+    """timm's interface on our networks, with the same parameters, names and logits.
 
     `forward_features` gives the last map (n, d, h, w) or all tokens (n, l, d); `forward_head` normalizes, pools and
     classifies them.

@@ -59,10 +59,10 @@ def open_labels(path: Path) -> NDArray[np.int64]:
 
 
 def severities_of(path: Path, images: int, labels: NDArray[np.int64], *, one: int = 0) -> tuple[int, ...]:
-    """The severities whose blocks of images make up an array: by `corrupt.json`, else five with the same labels.
+    """The severities of the equal blocks of an array, from `corrupt.json`, else 1 to 5 if the labels repeat five times.
 
-    `one`: the number of images at one severity, 0 if unknown. Labels that repeat with a few exceptions are refused;
-    those that do not repeat are one block of unknown severity, for which the result is empty.
+    Empty for one block of unknown severity. `one`: the number of images at one severity, 0 if unknown. Labels that
+    repeat with a few exceptions are refused.
     """
     recorded = recorded_severities(path.parent)
     severities = recorded or SEVERITIES
@@ -85,7 +85,7 @@ def severities_of(path: Path, images: int, labels: NDArray[np.int64], *, one: in
 
 
 def recorded_severities(folder: Path) -> tuple[int, ...]:
-    """The severities that `trust-tta corrupt` says it wrote into `folder`; empty where there is no such record."""
+    """The severities in the record that `trust-tta corrupt` wrote into `folder`; empty without one."""
     try:
         record = read_json(folder / RECORD_NAME, error=DataError)
         return tuple(int(severity) for severity in record["severities"] if severity in SEVERITIES)

@@ -1,4 +1,4 @@
-"""Check the data sets in a folder by opening each of them: which are there, what is missing, what is broken."""
+"""Check the data sets in a folder by opening each: present, missing or broken."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def check_dataset(
 
 
 def find_present(root: Path) -> list[tuple[DatasetSpec, Path]]:
-    """The data sets under `root` by the names of their folders; without any, what `root` itself holds."""
+    """The data sets under `root`, found by folder name; if there are none, the one that `root` itself holds."""
     folders = {fold_name(folder.name) for folder in (root.resolve(), *subfolders(root))}
     named = [spec for spec in DATASETS if folders & spec.folder_names]
     found = [(spec, folder) for spec in named if (folder := find_dataset(spec, root)) is not None]

@@ -42,7 +42,7 @@ def are_numeric(names: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class ClassMatch:
-    """`outputs` (classes,): the network's output index of each class of the data; `names`: those of all outputs."""
+    """`outputs` (classes,): the network's output index of each class of the data; `names`: all of its classes."""
 
     outputs: NDArray[np.int64]
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Pools of processes, and work in threads or processes whose results come in order."""
+"""Process pools, and ordered results from threads or processes."""
 
 from __future__ import annotations
 

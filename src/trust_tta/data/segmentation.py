@@ -149,7 +149,7 @@ def distinct_colors(count: int) -> NDArray[np.uint8]:
 
 
 def list_splits(spec: DatasetSpec, folder: Path) -> tuple[DomainSpec, ...]:
-    """The splits of which `folder` has images and masks."""
+    """The splits that have images and masks in `folder`."""
     known = spec.domains
     if not known:
         inner = sorted(path.name for path in (folder / "images").glob("*/"))

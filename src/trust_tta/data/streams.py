@@ -176,9 +176,9 @@ def stream_order(
 
 
 def correlated_order(labels: NDArray[np.int64], *, gamma: float, generator: np.random.Generator) -> NDArray[np.int64]:
-    """An order of `labels` (n,) in which classes come in runs: each class is shared out over slots by a Dirichlet draw.
+    """Indices (n,) that sort `labels` into runs of one class: a Dirichlet draw splits each class over time slots.
 
-    There are as many slots as classes, at most 100; within a slot the classes follow each other in a drawn order.
+    There are as many slots as classes, at most 100; within a slot, the classes come in random order.
     """
     classes = np.unique(labels)
     slots = min(len(classes), MAX_SLOTS)

@@ -237,7 +237,7 @@ class ReplicatedService:
         return value
 
     async def _ask(self, number: int, what: str, *given: Any) -> Any:
-        """Call a replica; raises ReplicaLostError as soon as it is lost, or long after clients have timed out."""
+        """Call a replica; raises ReplicaLostError when it is lost, or after the timeout of clients."""
         seconds = ANSWER_SECONDS + POLL_SECONDS
         call = asyncio.ensure_future(self._call(number, what, *given, seconds=seconds))
         lost = asyncio.ensure_future(self._lost[number].wait())

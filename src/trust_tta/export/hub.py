@@ -134,24 +134,21 @@ def _card(network: ScanNetwork | UPerNet, about: Mapping[str, str], method: Meth
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in front.items() if value), "---", ""]
     lines += [f"# {about['variant']}" + (f", adapted to {about['adapted_to']}" if method else ""), ""]
     lines += [f"{parameters:,} parameters, {about['num_classes']} classes."]
-    if network.preprocessing is not None:
-        wanted = network.preprocessing
+    if (wanted := network.preprocessing) is not None:
         lines += [f"Images of {wanted.size}x{wanted.size} pixels, mean {wanted.mean}, std {wanted.std}."]
-    lines += [""]
     if method:
         options = ", ".join(f"{name}={show(value)}" for name, value in _changed_options(method).items())
+        lines += ["", "## Adaptation", ""]
         lines += [
-            "## What it was adapted to",
-            "",
-            f"{about['adapted_to']}, without labels, by `{method.name}`{f' ({options})' if options else ''}: "
-            f"{method.counters.batches} batches, {method.counters.updates} updates.",
+            f"To {about['adapted_to']}, without labels, by `{method.name}`{f' ({options})' if options else ''}: "
+            f"{method.counters.batches} batches, {method.counters.updates} updates."
         ]
         if method.statistics.kind == "batch" and method.statistics.uses_batch:
             lines += [
-                "The method normalizes with the statistics of each batch. The network alone does not: it has those of "
-                "training, and needs the method for the accuracy that was measured."
+                "The method normalizes with the statistics of each batch, the network alone with those of training: the "
+                "measured accuracy needs the method."
             ]
-        lines += ["It fits these data, and may be worse on others than the network it came from.", ""]
+        lines += ["On other data it may be worse than the network it came from."]
     call = "adapted_from_pretrained" if method else "from_pretrained"
-    lines += ["```python", f"from trust_tta.export.hub import {call}", ""]
+    lines += ["", "```python", f"from trust_tta.export.hub import {call}", ""]
     return "\n".join([*lines, f'{"method" if method else "model"} = {call}("...")', "```", ""])

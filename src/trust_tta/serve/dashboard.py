@@ -73,7 +73,7 @@ class StreamView:
         }
 
     def add_point(self) -> None:
-        """Extend the curves by what is known now; within a tick it replaces the last point."""
+        """Append the present values to the curves; within a tick, they replace the last point."""
         self.changed = start = time.time()
         while self.points and start - (self.points[-1][0] or 0) < TICK:  # negative if the clock was set back
             start = min(start, self.points.pop()[0] or 0)
@@ -82,7 +82,7 @@ class StreamView:
 
 
 class Dashboard:
-    """Written by the engine's thread; the page asks for what is new every second.
+    """Written by the engine's thread; the page polls for news every second.
 
     `count_labels` returns the labels of a stream that are stored already.
     """

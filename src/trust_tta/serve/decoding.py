@@ -1,4 +1,4 @@
-"""Decode what clients send in worker processes that are killed when they take too long.
+"""Decode images and JSON tensors in worker processes, which are killed when they take too long.
 
 A hostile image file or JSON tensor costs a worker its time and its memory limit, and nothing else waits. Only images of
 a few kilobytes that need no resizing are decoded in the service itself. Workers do not load PyTorch.

@@ -113,7 +113,7 @@ class Connection(H11Protocol):
 
 
 def run_server(server: Server, listener: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT; then answer what was accepted, write snapshots, and return."""
+    """Serve until SIGTERM or SIGINT, then answer accepted requests, write snapshots, and return."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # uvicorn handles them, and raises them once more when it is done
     gc.collect()

@@ -58,7 +58,7 @@ def between_batches(method: Callable[Concatenate[Service, P], T]) -> Callable[Co
 
 
 class Service:
-    """Everything but HTTP. `folder` holds what survives a restart; one process at a time may use it.
+    """Everything but HTTP. `folder` keeps the state across restarts; one process at a time may use it.
 
     `streams`: a folder of streams that several services share; each stream belongs to one of them at a time.
     """
@@ -107,7 +107,7 @@ class Service:
         return self.engine.alive and self.event_log.in_place()
 
     def stop(self) -> None:
-        """Answer what is queued, write a last snapshot of every stream, and close the event log."""
+        """Answer the queued requests, write a last snapshot of every stream, and close the event log."""
         self.engine.drain()
         self.event_log.close()
         self._unlock()

@@ -1,4 +1,4 @@
-"""The limits of the service, and the error that refuses what exceeds them."""
+"""The limits of the service, and the errors of refused requests."""
 
 from __future__ import annotations
 

@@ -104,16 +104,16 @@ class FinetuneRecipe(Schema):
 
 
 def default_size(dataset: str) -> int:
-    """The default side in pixels to which the images of a data set are resized."""
+    """The default side of the images of a data set, in pixels."""
     return 32 if _is_cifar(dataset) else 96
 
 
 def recipe_for(
     dataset: str, given: Mapping[str, Any] | None = None, *, size: int | None = None, where: str = ""
 ) -> TrainRecipe:
-    """The recipe for a data set at `size` pixels: what is not `given` and depends on these is filled in.
+    """The recipe `given`, with defaults for the data set and the image size; mistakes are reported at once.
 
-    Every mistake in `given` is reported at once, with `where` it was written.
+    `where`: the origin of `given`, for messages.
     """
     pixels = size or default_size(dataset)
     values: dict[str, Any] = {"crop_padding": pixels // 8, "cutout": pixels // 4}

@@ -138,7 +138,7 @@ def crop_and_flip(images: Tensor, chosen: Tensor, *, padding: int, flip: bool, g
 
 
 def cut_out(inputs: Tensor, *, side: int, generator: Generator) -> Tensor:
-    """Set one square of each image (n, 3, h, w) to zero, the mean; it may extend beyond the border."""
+    """Set one square of each normalized image (n, 3, h, w) to zero; it may extend beyond the border."""
     n, _, height, width = inputs.shape
     sides = torch.full((n,), side, device=inputs.device)
     rows, columns = _spans(sides, height, generator), _spans(sides, width, generator)

@@ -63,7 +63,7 @@ def defocus_blur(images: Pixels, generators: Generators, level: Level) -> Pixels
 
 
 def streak_weights(radius: float, sigma: float) -> Floats:
-    """One side of a Gaussian along the motion: weight i is that of the pixel i steps ahead; they sum to 1."""
+    """One-sided Gaussian weights along the motion, which sum to 1; weight i applies to the pixel i steps ahead."""
     steps = np.arange(2 * math.ceil(radius) + 1)
     bell: Floats = np.exp(-(steps**2) / (2 * sigma**2))
     weights: Floats = bell / bell.sum()
