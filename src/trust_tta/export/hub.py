@@ -145,8 +145,8 @@ def _card(network: ScanNetwork | UPerNet, about: Mapping[str, str], method: Meth
         ]
         if method.statistics.kind == "batch" and method.statistics.uses_batch:
             lines += [
-                "The method normalizes with the statistics of each batch, the network alone with those of training: the "
-                "measured accuracy needs the method."
+                "The method normalizes with the statistics of each batch, the network alone with those of training; "
+                "the measured accuracy needs the method."
             ]
         lines += ["On other data it may be worse than the network it came from."]
     call = "adapted_from_pretrained" if method else "from_pretrained"
