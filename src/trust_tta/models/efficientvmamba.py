@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trust_tta.models.base import FOUR_DIRECTIONS
 from trust_tta.models.config import EfficientVMambaConfig
-from trust_tta.models.layers import LayerNorm2d, PointwiseConv2d, StochasticDepth
+from trust_tta.models.layers import LayerNorm2d, PointwiseConv2d, StochasticDepth, make_downsample
 from trust_tta.models.localvmamba import ChannelAttention
 from trust_tta.models.sequences import Route, scan_sequences
 from trust_tta.models.ss2d import SS2D
@@ -134,11 +134,11 @@ class EfficientVMamba(VMamba):
     stage_class = AtrousStage
     config: EfficientVMambaConfig
 
-    def make_stage(self, i: int, rates: list[float], downsample: nn.Module) -> nn.Module:
-        if i >= SCANNED_STAGES:
-            return ConvStage([InvertedResidual(self.config.dims[i], rate) for rate in rates], downsample)
-        return super().make_stage(i, rates, downsample)
+    def make_stage(self, i: int, rates: list[float]) -> nn.Module:
+        if i < SCANNED_STAGES:
+            return super().make_stage(i, rates)
+        downsample = make_downsample(self.config, i)
+        return ConvStage([InvertedResidual(self.config.dims[i], rate) for rate in rates], downsample)
 
-    def make_block(self, dim: int, block: int, drop_path: float) -> nn.Module:
-        del block
+    def make_block(self, dim: int, index: int, drop_path: float) -> nn.Module:
         return EfficientBlock(dim, AtrousSS2D(dim, self.config), drop_path)

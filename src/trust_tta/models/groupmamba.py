@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from operator import attrgetter
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from trust_tta.models.base import FOUR_DIRECTIONS, Orders, ScanNetwork
 from trust_tta.models.config import GroupMambaConfig
 from trust_tta.models.layers import StochasticDepth, initialize_linear, reset_steps
-from trust_tta.models.parameter_roles import Kind, Role
 from trust_tta.models.sequences import Route, scan_sequences, visit
 from trust_tta.models.staged import drop_path_rates
 from trust_tta.ops.map_sequences import read
@@ -162,11 +161,11 @@ class GroupMamba(ScanNetwork):
     """
 
     orders = FOUR_DIRECTIONS
+    mixer: ClassVar[str] = r"\.attn\.(mamba_g\d\.|(?=proj))"  # without the norm before the groups
     config: GroupMambaConfig
 
     def __init__(self, config: GroupMambaConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         dims, rates = config.dims, drop_path_rates(config.drop_path, config.depths)
         for i, (dim, ratio) in enumerate(zip(dims, config.mlp_ratios, strict=True)):
             down = GroupDownsample(dims[i - 1], dim) if i else GroupMambaStem(config.in_channels, config.stem_dim, dim)
@@ -204,17 +203,6 @@ class GroupMamba(ScanNetwork):
     def heads(self) -> list[nn.Linear]:
         return [self.head] if self.dist_head is None else [self.head, self.dist_head]
 
-    def parameter_roles(self) -> dict[str, Role]:
-        """The role of every parameter, by name; `out_norm` counts as `other`, as VMamba's does."""
+    def last_stage(self) -> tuple[str, ...]:
         i = len(self.config.dims)
-        late = (f"block{i}.", f"norm{i}.", "post_network.", "head.", "dist_head.")
-        return {name: Role(self._kind(name), name.startswith(late)) for name, _ in self.named_parameters()}
-
-    def _kind(self, name: str) -> Kind:
-        module, _, leaf = name.rpartition(".")
-        if leaf in Parameters._fields:
-            return "scan"
-        if module.endswith((".in_proj", ".conv2d", ".out_proj", ".attn.proj")):
-            return "projection"
-        is_norm = isinstance(self.get_submodule(module), nn.BatchNorm2d | nn.LayerNorm)
-        return "norm" if is_norm and not module.endswith(".out_norm") else "other"
+        return f"block{i}.", f"norm{i}.", "post_network.", "head.", "dist_head."

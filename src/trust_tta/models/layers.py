@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trust_tta.models.config import VMambaConfig
 from trust_tta.ops import layer_norm as layer_norm_ops
 from trust_tta.ops import linear as linear_ops
 from trust_tta.ops.batch_norm import BatchNorm2d
-from trust_tta.ops.convolution import FirstConv2d, StridedConv2d
+from trust_tta.ops.convolution import StridedConv2d
 from trust_tta.ops.cpu import onednn
 from trust_tta.ops.linear import FUSED_BACKENDS
 
@@ -152,29 +153,15 @@ class PatchMerging(nn.Module):
         return self.reduction(self.norm(torch.cat(cells, dim=1)))
 
 
-def make_stem(channels: int, dim: int, patch: int, *, overlapping: bool, norm: str) -> nn.Sequential:
-    """From images to the first map; the indices in the sequence are upstream's."""
-    if not overlapping:
-        return nn.Sequential(nn.Conv2d(channels, dim, patch, stride=patch), nn.Identity(), make_norm(norm, dim))
-    stride = patch // 2
-    return nn.Sequential(
-        FirstConv2d(channels, dim // 2, stride + 1, stride=stride, padding=1),
-        nn.Identity(),
-        make_norm(norm, dim // 2),
-        nn.Identity(),
-        nn.GELU(),
-        StridedConv2d(dim // 2, dim, stride + 1, stride=stride, padding=1),
-        nn.Identity(),
-        make_norm(norm, dim),
-    )
-
-
-def make_downsample(dim: int, out_dim: int, *, merging: bool, norm: str) -> nn.Module:
-    """From one stage to the next, at half the resolution."""
-    if merging:
-        return PatchMerging(dim, out_dim, norm)
+def make_downsample(config: VMambaConfig, i: int) -> nn.Module:
+    """From stage i to the next, at half the resolution; nothing after the last."""
+    if i + 1 == len(config.dims):
+        return nn.Identity()
+    dim, out_dim = config.dims[i : i + 2]
+    if config.merging_downsample:
+        return PatchMerging(dim, out_dim, config.norm)
     conv = StridedConv2d(dim, out_dim, 3, stride=2, padding=1)
-    return nn.Sequential(nn.Identity(), conv, nn.Identity(), make_norm(norm, out_dim))
+    return nn.Sequential(nn.Identity(), conv, nn.Identity(), make_norm(config.norm, out_dim))
 
 
 @torch.no_grad()

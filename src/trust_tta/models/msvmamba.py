@@ -147,6 +147,5 @@ class MSVMamba(VMamba):
     stage_class = MultiScaleStage
     config: MSVMambaConfig
 
-    def make_block(self, dim: int, block: int, drop_path: float) -> nn.Module:
-        del block
+    def make_block(self, dim: int, index: int, drop_path: float) -> nn.Module:
         return MSVMambaBlock(dim, self.config, drop_path)

@@ -74,18 +74,16 @@ def find_network(name: str) -> Any:
 def build_network(name: str, fields: Mapping[str, Any]) -> nn.Module:
     """Build the network `name` with its default preprocessing.
 
-    `fields` are those of the configuration of our networks, and the arguments of the factory for others.
+    `fields` are those of the configuration of our networks, and the arguments of the factory for others, whose
+    `preprocessing` and `classes` are set, None where unknown, and which are made to take pixels.
     """
-    if name not in VARIANTS:
-        return _set_attributes(_call(name, find_network(name), fields))
-    chosen = VARIANTS[name].override(fields)
-    network = FAMILIES[type(chosen)](chosen)
-    cast(ScanNetwork, network).preprocessing = default_preprocessing(name)
-    return network
-
-
-def _set_attributes(network: Any) -> nn.Module:
-    """Set `preprocessing` and `classes` of a network of another package, None where unknown, and let it take pixels."""
+    found = VARIANTS.get(name) or find_network(name)
+    if isinstance(found, NetworkConfig):
+        config = found.override(fields)
+        ours = FAMILIES[type(config)](config)
+        cast(ScanNetwork, ours).preprocessing = default_preprocessing(name)
+        return ours
+    network: Any = _call(name, found, fields)
     own = getattr(network, "preprocessing", None)
     try:
         network.preprocessing = own if isinstance(own, Preprocessing) else _timm_preprocessing(network)
