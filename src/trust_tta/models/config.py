@@ -127,7 +127,7 @@ class VMambaConfig(NetworkConfig):
 
 
 class UPerNetConfig(VMambaConfig):
-    """A VMamba as a backbone, and the two heads that label its pixels; the second is for training alone.
+    """A VMamba backbone and two segmentation heads; the auxiliary one is for training alone.
 
     >>> UPerNetConfig(num_classes=21).channels
     512
@@ -152,9 +152,9 @@ class UPerNetConfig(VMambaConfig):
 class VimConfig(NetworkConfig):
     """Architecture of a Vim."""
 
-    image_size: tuple[Side, Side] = (224, 224)  # height and width: there is one embedding for each position
+    image_size: tuple[Side, Side] = (224, 224)  # height and width, for which there are position embeddings
     patch_size: Annotated[int, Field(ge=1, le=64)] = 16
-    stride: Annotated[int, Field(ge=1, le=64)] = 16  # below the patch size: patches overlap
+    stride: Annotated[int, Field(ge=1, le=64)] = 16  # smaller than the patch size: patches overlap
     dim: Width = 192
     depth: Depth = 24
     d_state: States = 16
@@ -209,7 +209,7 @@ class GroupMambaConfig(NetworkConfig):
     dims: Annotated[tuple[Width, ...], Stages] = (64, 128, 348, 448)
     depths: Annotated[tuple[Depth, ...], Stages] = (3, 4, 9, 3)
     mlp_ratios: Annotated[tuple[Ratio, ...], Stages] = (8, 8, 4, 4)
-    two_heads: bool = True  # the second was trained by distillation; their mean is the prediction
+    two_heads: bool = True  # the second was trained by distillation; predictions are their mean
 
     def fit_together(self) -> None:
         self.require_one_per_stage(dims=self.dims, depths=self.depths, mlp_ratios=self.mlp_ratios)

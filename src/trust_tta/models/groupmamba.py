@@ -46,7 +46,7 @@ class ChannelGroup(nn.Module):
 
 
 class GroupedScan(nn.Module):
-    """Norm, four groups of channels scanned apart, weighed by the channels' means and the input, norm, project."""
+    """Normalize, scan four groups of channels separately, gate by the input and a channel attention, project."""
 
     backend: str = "auto"
 
@@ -85,12 +85,12 @@ class GroupedScan(nn.Module):
         return F.conv2d(maps, weight, bias, padding=1, groups=len(weight)).view(u.shape)
 
     def each(self, name: str) -> list[Tensor]:
-        """A weight of every group; where a call puts a plain tensor in place of a parameter, that one."""
+        """A weight of every group, looked up by name so that `functional_call` can replace it."""
         return [attrgetter(f"{group}.{name}")(self) for group in GROUPS]
 
 
 class GroupMambaMlp(nn.Module):
-    """Two linear layers with GELU between them, and in maps of several tokens a 3x3 convolution before it."""
+    """Two linear layers with GELU between them; `convolving`: a 3x3 depthwise convolution before the GELU."""
 
     def __init__(self, dim: int, hidden: int, *, convolving: bool) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class GroupMambaMlp(nn.Module):
 
 
 class GroupMambaBlock(nn.Module):
-    """x + scan(x), then x + MLP(norm(x)); x (b, l, dim). The last one, of a mean, normalizes what it scanned."""
+    """x + scan(x), then x + MLP(norm(x)); x (b, l, dim). `of_means`: for pooled tokens, with a norm after the scan."""
 
     def __init__(self, dim: int, mlp_ratio: float, drop_path: float = 0.0, *, of_means: bool = False) -> None:
         super().__init__()

@@ -19,9 +19,9 @@ BASE, SIDE = 10_000, 14  # of the rotary embedding: its longest wave, and the si
 
 
 class LocalMixer(Mixer):
-    """A mixer of four directions; each is gated and weighed by one attention before they are summed."""
+    """A mixer of four directions; each is gated and weighted by one channel attention before they are summed."""
 
-    ends = ("_0", "_1", "_2", "_3")
+    suffixes = ("_0", "_1", "_2", "_3")
     decay = "A_log{}"
 
     def __init__(self, dim: int, *, d_state: int) -> None:
@@ -35,7 +35,7 @@ class LocalMixer(Mixer):
 
 
 class Rotary(nn.Module):
-    """Turns pairs of channels by angles that grow with a token's row, and in the other half with its column."""
+    """Rotary embedding: half of the channels are rotated by the token's row, the other half by its column."""
 
     freqs_cos: Tensor
     freqs_sin: Tensor
@@ -51,9 +51,9 @@ class Rotary(nn.Module):
         self.register_buffer("freqs_sin", angles.sin().float())
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (b, tokens, dim), turned."""
-        turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
-        return x * self.freqs_cos + turned * self.freqs_sin
+        """x (b, tokens, dim), rotated."""
+        rotated = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+        return x * self.freqs_cos + rotated * self.freqs_sin
 
 
 class LocalVim(Vim):

@@ -19,7 +19,7 @@ from trust_tta.ops.map_sequences import read, read_map
 
 
 class ChannelAttention(nn.Module):
-    """Weigh the channels of sequences (.., c, l) by the mean of their normalized tokens."""
+    """Weight the channels of sequences (.., c, l) by the mean of their normalized tokens."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class ChannelAttention(nn.Module):
 
 
 class LocalSS2D(SS2D):
-    """SS2D along four of the directions of `sequences`, each weighed by one attention, then summed."""
+    """SS2D along four directions of `sequences`, each weighted by one channel attention before they are summed."""
 
     def __init__(self, dim: int, config: LocalVMambaConfig, names: tuple[str, ...]) -> None:
         super().__init__(dim, config)

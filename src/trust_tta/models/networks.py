@@ -131,7 +131,7 @@ def _call(name: str, found: Any, fields: Mapping[str, Any]) -> nn.Module:
             f"the network '{name}' cannot be made{given}: {type(error).__name__}: {reason_of(error)}"
         ) from error
     if not isinstance(network, nn.Module):
-        raise ConfigError(f"'{name}' gives a {type(network).__name__}; it must give an nn.Module")
+        raise ConfigError(f"'{name}' returns a {type(network).__name__}; it must return an nn.Module")
     return network
 
 

@@ -20,7 +20,7 @@ from trust_tta.ops.tensors import Parameters
 
 
 def visit(directions: Sequence[str], height: int, width: int, device: torch.device) -> Tensor:
-    """The row-major token at each step, (directions, steps); height * width stands for a zero token.
+    """The row-major index of the token at each step, (directions, steps); height * width stands for a zero token.
 
     Shorter sequences end in zero tokens, which nothing follows.
     """

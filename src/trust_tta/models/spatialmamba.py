@@ -58,7 +58,7 @@ class ResidualStem(nn.Module):
 
 
 class PositionedBlock(nn.Module):
-    """A mixer and an MLP, each with a norm before it, and before both a depthwise convolution for positions."""
+    """Pre-norm mixer and MLP, each after a depthwise convolution that encodes positions."""
 
     def __init__(self, dim: int, mixer: nn.Module, names: Sequence[str], *, mlp_ratio: float, drop_path: float) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class PositionedBlock(nn.Module):
 
 
 class StateFusion(nn.Module):
-    """The weighed sum of three dilated depthwise convolutions of a map with replicated borders."""
+    """The weighted sum of three dilated depthwise convolutions of a map with replicated borders."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class StateFusion(nn.Module):
         self.alpha = nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (b, c, h, w); the kernels are read anew in every pass, so that they can be adapted."""
+        """x (b, c, h, w); the kernels are combined in every pass, so that they can be adapted."""
         widest, (height, width) = max(DILATIONS.values()), x.shape[2:]
         padded = F.pad(x, (widest,) * 4, mode="replicate")
         y = torch.zeros_like(x)

@@ -38,7 +38,7 @@ class SS2D(nn.Module):
         reset_steps(self.dt_projs_weight, self.dt_projs_bias)
 
     def forward(self, x: Tensor, directions: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x (b, dim, h, w); `directions` (4,) or (b, 4) as in `scan.scan_map`; plus `residual` (b, dim, h, w)."""
+        """x (b, dim, h, w); `directions` (4,) or (b, 4) as in `functional.scan_map`; plus `residual` (b, dim, h, w)."""
         x = self.in_proj(x)
         if self.gate:
             x, z = x.chunk(2, dim=1)

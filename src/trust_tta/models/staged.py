@@ -1,4 +1,4 @@
-"""Networks of a stem, stages of falling resolution, a norm, pooling and a head."""
+"""Networks with a stem, stages of decreasing resolution, a norm, pooling and a head."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stage(nn.Module):
 class StagedNetwork(ScanNetwork):
     """Maps images (n, channels, h, w) to logits (n, classes) through maps (n, c, h, w), channel-last in memory.
 
-    Subclasses add the norm and the head, whose names, as that of the stages, are those of the published files.
+    Subclasses add the norm and the head, under the names of the published files.
     """
 
     stages_path: ClassVar[str] = "layers"

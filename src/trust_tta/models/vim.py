@@ -34,7 +34,7 @@ class Mixer(nn.Module):
     """Project, then convolve and scan in two directions with parameters of their own, gate, project back."""
 
     backend: str = "auto"
-    ends: tuple[str, ...] = ("", "_b")  # of the parameters' names, one for each set
+    suffixes: tuple[str, ...] = ("", "_b")  # of the parameters' names, one for each direction
     decay = "A{}_log"  # the name of A
 
     def __init__(self, dim: int, *, d_state: int, halve: bool) -> None:
@@ -42,13 +42,13 @@ class Mixer(nn.Module):
         self.halve = halve
         inner, rank = 2 * dim, math.ceil(dim / 16)
         self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
-        for end in self.ends:
-            self.add_module(f"conv1d{end}", nn.Conv1d(inner, inner, CONV_SIZE, groups=inner))
-            self.add_module(f"x_proj{end}", nn.Linear(inner, rank + 2 * d_state, bias=False))
-            self.add_module(f"dt_proj{end}", nn.Linear(rank, inner))
+        for suffix in self.suffixes:
+            self.add_module(f"conv1d{suffix}", nn.Conv1d(inner, inner, CONV_SIZE, groups=inner))
+            self.add_module(f"x_proj{suffix}", nn.Linear(inner, rank + 2 * d_state, bias=False))
+            self.add_module(f"dt_proj{suffix}", nn.Linear(rank, inner))
             A_log = torch.log(torch.arange(1.0, d_state + 1)).repeat(inner, 1)
-            self.register_parameter(self.decay.format(end), nn.Parameter(A_log))
-            self.register_parameter(f"D{end}", nn.Parameter(torch.ones(inner)))
+            self.register_parameter(self.decay.format(suffix), nn.Parameter(A_log))
+            self.register_parameter(f"D{suffix}", nn.Parameter(torch.ones(inner)))
         self.out_proj = nn.Linear(inner, dim, bias=False)
         for weight, bias in zip(self.each("dt_proj{}.weight"), self.each("dt_proj{}.bias"), strict=True):
             reset_steps(weight, bias)
@@ -60,8 +60,8 @@ class Mixer(nn.Module):
         return self.out_proj((y / 2 if self.halve else y).transpose(1, 2))
 
     def scan(self, u: Tensor, route: Route) -> Tensor:
-        """u (b, c, l) as each set of parameters reads it, (b, k, c, l), the tokens in their places again."""
-        u = read(u.unsqueeze(1).expand(-1, len(self.ends), -1, -1), route.visits)
+        """u (b, c, l) scanned in each direction, (b, k, c, l), with the tokens back in place."""
+        u = read(u.unsqueeze(1).expand(-1, len(self.suffixes), -1, -1), route.visits)
         parameters = Parameters(
             torch.stack(self.each("x_proj{}.weight")),
             torch.stack(self.each("dt_proj{}.weight")),
@@ -72,14 +72,14 @@ class Mixer(nn.Module):
         return read(scan_sequences(F.silu(self.convolve(u)), parameters, backend=self.backend), route.returns)
 
     def convolve(self, u: Tensor) -> Tensor:
-        """Each step of u (b, k, c, l) with the three before it."""
+        """Causal convolution of u (b, k, c, l): each step with the three before it."""
         weight, bias = (torch.cat(self.each(f"conv1d{{}}.{part}")) for part in ("weight", "bias"))
         padded = F.pad(u.flatten(1, 2), (CONV_SIZE - 1, 0))
         return F.conv1d(padded, weight, bias, groups=len(weight)).view(u.shape)
 
     def each(self, name: str) -> list[Tensor]:
-        """A weight of every set; where a call puts a plain tensor in place of a parameter, that one."""
-        return [attrgetter(name.format(end))(self) for end in self.ends]
+        """A weight of every direction, looked up by name so that `functional_call` can replace it."""
+        return [attrgetter(name.format(suffix))(self) for suffix in self.suffixes]
 
 
 class VimLayer(nn.Module):
@@ -133,7 +133,7 @@ class Vim(ScanNetwork):
             if weight is not None:
                 nn.init.trunc_normal_(weight, std=0.02)
         nn.init.zeros_(self.head.bias)
-        for layer in cast(list[VimLayer], self.layers):  # the sum of all layers is as large as one
+        for layer in cast(list[VimLayer], self.layers):  # the sum of all layers has the scale of one
             nn.init.kaiming_uniform_(layer.mixer.out_proj.weight, a=math.sqrt(5))
             layer.mixer.out_proj.weight.data.div_(math.sqrt(len(self.layers)))
 

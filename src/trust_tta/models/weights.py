@@ -28,7 +28,7 @@ HEADS = (  # prefixes of the parameters that depend on the classes
 AUXILIARY = "auxiliary_head."  # for training: files may come without it
 NOT_FINITE = "with values that are not finite"
 
-# Spellings of older upstream files and of TRUST's files, and what they are called now.
+# Names in older upstream files and in TRUST's files, and today's.
 _RENAMES = (
     (re.compile(r"^module\."), ""),
     (re.compile(r"\.ln_1\."), ".norm."),
@@ -41,7 +41,7 @@ _RENAMES = (
 )
 _LINEAR = re.compile(r"\.(in_proj|out_proj|fc1|fc2|reduction)\.weight$")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Of the standard library, what training scripts put beside their weights and a stand-in can replace.
+# Standard-library objects that training scripts store beside the weights; stand-ins replace them.
 _HARMLESS = ("argparse.Namespace", "builtins.getattr", "collections.defaultdict", "collections.deque")
 _HARMLESS_MODULES = ("pathlib", "datetime", "enum")
 _HARMLESS_TYPES = ["bool", "bytes", "dict", "float", "frozenset", "int", "list", "object", "slice", "str", "tuple"]
@@ -149,7 +149,7 @@ def _explain(error: BaseException) -> str:
     # PyTorch's own message for a broken pickle advises to switch the safety off
     lines = "" if isinstance(error, pickle.UnpicklingError) else str(error).strip()
     reason = _printable(lines.splitlines()[0]) if lines else type(error).__name__
-    return f"it is damaged or of another kind ({reason}); is the download complete?"
+    return f"it is damaged or in another format ({reason}); is the download complete?"
 
 
 def pick_state(content: object, *, origin: str, ema: bool = False) -> dict[str, Tensor]:
@@ -206,7 +206,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], *, origin: str, he
     state = dict(state)
     if not any(name.startswith(AUXILIARY) for name in state):
         state |= {name: value for name, value in own.items() if name.startswith(AUXILIARY)}
-    for name in own:  # counters of batches seen, which older files lack and nothing here reads
+    for name in own:  # counters that older files lack and nothing here reads
         if name.endswith("num_batches_tracked"):
             state.setdefault(name, own[name])
     if not head:
