@@ -67,7 +67,7 @@ class Checkpoint(ModelInfo):
     file: Path | None  # None: the weights that the network's own factory gives it
     sha256: str
     metadata: Mapping[str, str] = field(repr=False)  # of the file
-    ema: bool = False
+    ema: bool  # the moving average of the weights, where the file holds both
     _state: dict[str, Tensor] | None = field(default=None, repr=False)
 
     @classmethod
@@ -80,17 +80,15 @@ class Checkpoint(ModelInfo):
         preprocessing: Preprocessing | None = None,
         classes: tuple[str, ...] | None = None,
         fields: Fields = NO_FIELDS,
-        ema: bool = False,
     ) -> Checkpoint:
         """Read the checkpoint `source`: a known name, the path of a .pth or .safetensors file, or "hf:owner/name".
 
         `source` may be None for a network from outside whose factory loads weights itself. What is given here takes
-        precedence over what the file states; a preprocessing that contradicts the one of training is refused. `ema`
-        takes the moving average of the weights where a file holds both.
+        precedence over what the file states; a preprocessing that contradicts the one of training is refused.
         """
         _check_request(source, variant, fields)
         file, published = (None, None) if source is None else find_file(source)
-        ema = ema or (published is not None and published.is_average)
+        ema = published is not None and published.is_average
         weights = NO_WEIGHTS if file is None else read_weights(file, ema=ema)
         if file is not None and published is not None and str(source) == published.name:
             check_pretrained(published, file, weights.sha256)
@@ -141,14 +139,14 @@ class Checkpoint(ModelInfo):
         return f"'{self.file}'" if self.file else f"the factory '{self.variant}'"
 
     def load(
-        self, *, device: str | torch.device = "cpu", num_classes: int | None = None, head: bool = True, **overrides: Any
+        self, *, device: str | torch.device = "cpu", num_classes: int | None = None, head: bool = True
     ) -> nn.Module:
         """The network with these weights, in evaluation mode; everything must fit.
 
         `head=False` leaves the classifier of our networks at its random weights, of `num_classes` classes.
         """
-        fields, ours = {**self.fields, **overrides}, self.variant in VARIANTS
-        count = _first(num_classes, fields.get("num_classes"), self.num_classes)
+        fields, ours = dict(self.fields), self.variant in VARIANTS
+        count = _first(num_classes, self.num_classes)
         if count is not None and (ours or self.num_classes not in (None, count)):
             fields["num_classes"] = count
         try:

@@ -57,13 +57,13 @@ class MambaMixer(nn.Module):
     def forward(self, x: Tensor, routes: tuple[Route, Route] | None) -> Tensor:
         """Windows x (b, dim, h, w); `routes` of the convolutions and of the recurrence, None for row-major ones."""
         b, dim, height, width = x.shape
-        tokens = self.in_proj(x).flatten(2)
+        tokens, (convolutions, recurrence) = self.in_proj(x).flatten(2), routes or (None, None)
         weight = torch.cat((self.conv1d_x.weight, self.conv1d_z.weight))
-        tokens = _read(tokens, None if routes is None else routes[0].visits)
+        tokens = tokens if convolutions is None else _read(tokens, convolutions.visits)
         tokens = F.silu(F.conv1d(tokens, weight, padding=1, groups=dim))
-        tokens = _read(tokens, None if routes is None else routes[0].returns)
+        tokens = tokens if convolutions is None else _read(tokens, convolutions.returns)
         u, z = tokens.chunk(2, dim=1)
-        u = _read(u, None if routes is None else routes[1].visits)
+        u = u if recurrence is None else _read(u, recurrence.visits)
         parameters = Parameters(
             self.x_proj.weight[None],
             self.dt_proj.weight[None],
@@ -72,13 +72,13 @@ class MambaMixer(nn.Module):
             self.D,
         )
         y = scan_sequences(u.unsqueeze(1), parameters, backend=self.backend).squeeze(1)
-        y = _read(y, None if routes is None else routes[1].returns)
+        y = y if recurrence is None else _read(y, recurrence.returns)
         return self.out_proj(torch.cat((y, z), dim=1).view(b, dim, height, width))
 
 
-def _read(x: Tensor, steps: Tensor | None) -> Tensor:
-    """x (b, c, l) at `steps` (1, l) or (b, 1, l); unchanged for None."""
-    return x if steps is None else read(x.unsqueeze(1), steps).squeeze(1)
+def _read(x: Tensor, steps: Tensor) -> Tensor:
+    """x (b, c, l) at `steps` (1, l) or (b, 1, l)."""
+    return read(x.unsqueeze(1), steps).squeeze(1)
 
 
 class WindowBlock(nn.Module):

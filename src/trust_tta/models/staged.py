@@ -103,11 +103,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, directions: object) -> Tensor:
         """x (b, c, h, w)."""
-        to_qkv, to_out = (self.get_submodule(name) for name in self.names)
+        to_qkv, to_out = self.names
         b, c, height, width = x.shape
-        tokens = to_qkv(x).permute(0, 2, 3, 1).reshape(b, height * width, 3, self.heads, c // self.heads)
+        tokens = getattr(self, to_qkv)(x).permute(0, 2, 3, 1).reshape(b, height * width, 3, self.heads, c // self.heads)
         y = F.scaled_dot_product_attention(*tokens.permute(2, 0, 3, 1, 4)).transpose(1, 2)
-        return to_out(y.reshape(b, height, width, c).permute(0, 3, 1, 2))
+        y = y.reshape(b, height, width, c).permute(0, 3, 1, 2)
+        return cast(Tensor, getattr(self, to_out)(y))
 
 
 def add_branch(x: Tensor, branch: Tensor, drop_path: StochasticDepth, scale: Tensor | None = None) -> Tensor:

@@ -150,8 +150,9 @@ class Vim(ScanNetwork):
         residual = self.embed(images)
         if directions is None:
             directions = self.scan_directions(order, images.shape[0])
+        rope = self.rope
         for layer, route in zip(self.layers, self.routes(directions), strict=True):
-            residual = layer(residual if self.rope is None else self.rope(residual), route)
+            residual = layer(residual if rope is None else rope(residual), route)
         return residual
 
     def routes(self, directions: Tensor) -> list[Route]:
