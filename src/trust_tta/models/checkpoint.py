@@ -287,8 +287,8 @@ def _choose_variant(
         )
     if len(found) > 1:
         warnings.warn(
-            f"'{file}' fits {', '.join(found)}, which differ in windows or preprocessing; {found[0]} is assumed, "
-            "give the name of another",
+            f"'{file}' fits {', '.join(found)}, which differ in windows or preprocessing; assuming {found[0]}, "
+            "give the name if it is another",
             TrustWarning,
             stacklevel=users_level(),
         )
@@ -325,10 +325,10 @@ def _rename_for(network: object, state: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _examine(variant: str, fields: Fields, weights: WeightsFile) -> tuple[ModelInfo, dict[str, Tensor]]:
-    """Facts that a network states itself, and its state dict: that of the file, else its own."""
+    """What a network states itself, and its state dict: the file's under its names, else its own."""
     if variant not in VARIANTS:
         network = _build_external(variant, fields)
-        state = strip_prefixes(weights.state) or network.state_dict()
+        state = _rename_for(network, weights.state) or network.state_dict()
         return replace(describe(network), variant=variant), state
     state = _rename_for(VARIANTS[variant], weights.state)
     classifier = [f"{head}{leaf}" for head in HEADS for leaf in ("bias", "weight")]
@@ -351,8 +351,8 @@ def _choose_preprocessing(
     known = stated.preprocessing or default.preprocessing
     if given is None and known is None:
         warnings.warn(
-            f"the network '{default.variant}' does not say how its images are preprocessed, and ImageNet's way is "
-            "assumed; set --preprocessing, or the attribute .preprocessing of the network",
+            f"the network '{default.variant}' does not say how its images are preprocessed; assuming ImageNet's "
+            "preprocessing, set --preprocessing, or the attribute .preprocessing of the network",
             TrustWarning,
             stacklevel=users_level(),
         )

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from trust_tta.models.base import FOUR_DIRECTIONS, Orders, ScanNetwork
 from trust_tta.models.config import GroupMambaConfig
 from trust_tta.models.layers import StochasticDepth, initialize_linear, reset_steps
-from trust_tta.models.sequences import Route, scan_sequences, visit
+from trust_tta.models.sequences import DIRECTIONS, Route, scan_sequences, visit
 from trust_tta.models.staged import drop_path_rates
 from trust_tta.ops.map_sequences import read
 from trust_tta.ops.tensors import Parameters
 
-DIRECTIONS = ("h", "v", "h_flip", "v_flip")  # a, b, c, d
 GROUPS = ("mamba_g1", "mamba_g2", "mamba_g3", "mamba_g4")
 EPS = 1e-6  # of the norms around the blocks; the others have PyTorch's
 

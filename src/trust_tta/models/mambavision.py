@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from trust_tta.models.config import MambaVisionConfig
 from trust_tta.models.layers import LayerNorm2d, Linear2d, Mlp, StochasticDepth, initialize_linear
-from trust_tta.models.sequences import Route, scan_sequences, visit
+from trust_tta.models.sequences import DIRECTIONS, Route, scan_sequences, visit
 from trust_tta.models.staged import Attention, Stage, StagedNetwork, add_branch
 from trust_tta.ops.batch_norm import BatchNorm2d, norm_with_residual
 from trust_tta.ops.map_sequences import read
 from trust_tta.ops.tensors import Parameters
 
-DIRECTIONS = ("h", "v", "h_flip", "v_flip")
 # The directions of the convolutions and of the recurrence inside a window. "scan_" changes that of the recurrence
 # alone; "mixer_" that of both.
 SCAN_ORDERS = {

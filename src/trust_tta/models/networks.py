@@ -77,13 +77,12 @@ def build_network(name: str, fields: Mapping[str, Any]) -> nn.Module:
     `fields` are those of the configuration of our networks, and the arguments of the factory for others, whose
     `preprocessing` and `classes` are set, None where unknown, and which are made to take pixels.
     """
-    found = VARIANTS.get(name) or find_network(name)
-    if isinstance(found, NetworkConfig):
-        config = found.override(fields)
-        ours = FAMILIES[type(config)](config)
+    if name in VARIANTS:
+        chosen = VARIANTS[name].override(fields)
+        ours = FAMILIES[type(chosen)](chosen)
         cast(ScanNetwork, ours).preprocessing = default_preprocessing(name)
         return ours
-    network: Any = _call(name, found, fields)
+    network: Any = _call(name, find_network(name), fields)
     own = getattr(network, "preprocessing", None)
     try:
         network.preprocessing = own if isinstance(own, Preprocessing) else _timm_preprocessing(network)

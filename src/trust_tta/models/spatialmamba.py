@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from trust_tta.models.config import SpatialMambaConfig
 from trust_tta.models.layers import LayerNorm2d, Linear2d, Mlp, StochasticDepth, initialize_linear, reset_steps
-from trust_tta.models.sequences import Route, at_least_float32, visit
+from trust_tta.models.sequences import DIRECTIONS, Route, at_least_float32, visit
 from trust_tta.models.staged import Stage, StagedNetwork, add_branch
 from trust_tta.ops.batch_norm import BatchNorm2d, norm_with_residual
 from trust_tta.ops.convolution import DepthwiseConv2d
 from trust_tta.ops.functional import grouped_scan
 from trust_tta.ops.map_sequences import read
 
-DIRECTIONS = ("h", "v", "h_flip", "v_flip")
 DILATIONS = {"kernel_3": 1, "kernel_3_1": 3, "kernel_3_2": 5}
 
 
