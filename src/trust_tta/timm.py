@@ -52,7 +52,7 @@ class TimmNetwork(ScanNetwork):
     feature_info: list[dict[str, Any]]
 
     def __init__(self, config: NetworkConfig) -> None:
-        super().__init__(config)  # type: ignore[call-arg]
+        super().__init__(config)
         self.num_classes = self.config.num_classes
         self.num_features = self.head_hidden_size = self.heads()[0].in_features
         self.feature_info = [

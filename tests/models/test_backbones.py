@@ -407,7 +407,7 @@ def test_a_noncommercial_license_is_reported_once_and_written_into_files(tmp_pat
     with pytest.warns(TrustWarning, match="CC-BY-NC-SA-4.0, forbids commercial use"):
         model = tt.create_model(checkpoint=path)
     assert describe(model).to_metadata()["license"] == "CC-BY-NC-SA-4.0"
-    assert Checkpoint.open(path).info.to_metadata()["license"] == "CC-BY-NC-SA-4.0"
+    assert Checkpoint.open(path).to_metadata()["license"] == "CC-BY-NC-SA-4.0"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tt.create_model(checkpoint=path)

@@ -21,6 +21,7 @@ import trust_tta as tt
 from tests.models.networks import TINY, TINY_CONFIGS, TINY_VANILLA, tiny_network
 from trust_tta.errors import CheckpointError
 from trust_tta.models.checkpoint import Checkpoint, load_checkpoint
+from trust_tta.models.networks import FAMILIES
 from trust_tta.models.weights import read_weights, state_digest
 
 State = dict[str, Tensor]
@@ -253,6 +254,6 @@ def test_digests(tmp_path: Path) -> None:
 def test_a_network_far_larger_than_the_file_is_not_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "small.safetensors"
     save_file({"classifier.head.bias": torch.zeros(10)}, file, {"variant": "vmamba_base_s2l15"})
-    monkeypatch.setattr("trust_tta.models.checkpoint.build_network", lambda *_: pytest.fail("it was built"))
+    monkeypatch.setattr(FAMILIES[tt.VMambaConfig], "__init__", lambda *_: pytest.fail("it was built"))
     with pytest.raises(CheckpointError, match=r"holds 1\.0e\+01 numbers and the network .* has about 8\.\de\+07"):
         Checkpoint.open(file).load()

@@ -38,7 +38,7 @@ def test_a_module_is_copied() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("gives_nothing", {}, "gives a NoneType; it must give an nn.Module"),
+        ("gives_nothing", {}, "returns a NoneType; it must return an nn.Module"),
         ("breaks", {"depth": 3}, "cannot be made with depth: RuntimeError: no weights for depth 3"),
         ("SmallCNN", {"hight": 3}, "cannot be made with hight: TypeError"),
         ("WORD", {}, "is 'resnet'; give a class or a function"),

@@ -28,8 +28,8 @@ from trust_tta.models.groupmamba import GROUPS, GroupedScan, GroupMamba
 from trust_tta.models.localvim import LocalMixer, LocalVim
 from trust_tta.models.localvmamba import LocalSS2D, LocalVMamba
 from trust_tta.models.sequences import Route, visit
-from trust_tta.models.ss2d import SS2D
 from trust_tta.models.vim import Vim
+from trust_tta.models.vmamba import Block
 from trust_tta.models.weights import load_state
 from trust_tta.ops.map_sequences import read
 from trust_tta.training.linear_probe import extract_features, fit_head
@@ -115,8 +115,8 @@ class UpstreamSS2D(LocalSS2D):
 
 
 class UpstreamLocalVMamba(LocalVMamba):
-    def make_op(self, dim: int, block: int) -> SS2D:
-        return UpstreamSS2D(dim, self.config, self.config.directions[block])
+    def make_block(self, dim: int, index: int, drop_path: float) -> Block:
+        return Block(dim, self.config, UpstreamSS2D(dim, self.config, self.config.directions[index]), drop_path)
 
 
 FAMILIES = {
@@ -514,7 +514,7 @@ def test_a_mixer_of_localvim_scans_around_the_class_token() -> None:
                 token = middle if place is None else patches[place]
                 result[:, token] = y[:, :, step] * F.silu(z[:, token])
         total = total + mixer.attn(result.transpose(1, 2)).transpose(1, 2)
-    route = model.route(names, model.scan_directions("abcd", 2))
+    route = model.routes(model.scan_directions("abcd", 2))[0]
     torch.testing.assert_close(mixer(x, route), mixer.out_proj(total), rtol=1e-9, atol=1e-9)
 
 

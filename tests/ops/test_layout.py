@@ -82,7 +82,7 @@ def test_merge_norm(shape: tuple[int, ...], offset: float, few: int, monkeypatch
     torch.testing.assert_close(scale.double(), 1 / deviation, rtol=tolerance, atol=tolerance)
     expected = (wanted - wanted.mean(3, keepdim=True)) / deviation * weight.double() + bias.double()
     torch.testing.assert_close(norm.double(), expected, rtol=tolerance, atol=tolerance)
-    assert torch.equal(operators.run_merge_norm_alone(y, h, w, weight, bias, 1e-5)[0], norm)
+    assert torch.equal(operators.run_merge_norm(y, h, w, weight, bias, 1e-5, keep=False)[0], norm)
 
 
 STAGES = [

@@ -17,7 +17,7 @@ import torch
 from trust_tta.methods.registry import create_method
 from trust_tta.models.typed import create_model
 from trust_tta.ops.cpu import native
-from trust_tta.ops.cpu.gelu import gelu_and_slope
+from trust_tta.ops.cpu.onednn import gelu_and_slope
 from trust_tta.ops.selfcheck import check_backend
 
 SHIPPED = [
@@ -28,7 +28,7 @@ SHIPPED = [
 RUN = """
 import sys, torch
 import trust_tta.models.factory, trust_tta.models.vmamba
-from trust_tta.ops.cpu.gelu import gelu_and_slope
+from trust_tta.ops.cpu.onednn import gelu_and_slope
 x = torch.linspace(-3, 3, 64); out = torch.empty(64)
 gelu_and_slope(x, out)
 print(round(float(out.sum()), 4), *sys.modules.keys() & {"numba", "torch._dynamo", "triton"})
@@ -50,7 +50,7 @@ def finish(process: subprocess.Popen[str]) -> list[str]:
 def gelu_with(cache: Path, monkeypatch: pytest.MonkeyPatch) -> float:
     """The sum of GELU by a kernel that is loaded anew with this cache folder."""
     monkeypatch.setenv("TRUST_TTA_CACHE", str(cache))
-    monkeypatch.setattr("trust_tta.ops.cpu.gelu.load_kernel", functools.cache(native.load_kernel.__wrapped__))
+    monkeypatch.setattr("trust_tta.ops.cpu.onednn.load_kernel", functools.cache(native.load_kernel.__wrapped__))
     x, out = torch.linspace(-3, 3, 64), torch.empty(64)
     gelu_and_slope(x, out)
     return round(float(out.sum()), 4)
@@ -93,7 +93,7 @@ def test_adaptation_with_kernels_of_numba(monkeypatch: pytest.MonkeyPatch) -> No
 
     shipped = adapt()
     monkeypatch.setattr(native, "source_hash", lambda: "edited")
-    for module in ("gelu", "scan", "ss2d"):
+    for module in ("onednn", "scan", "ss2d"):
         load = functools.cache(native.load_kernel.__wrapped__)
         monkeypatch.setattr(f"trust_tta.ops.cpu.{module}.load_kernel", load)
     torch.testing.assert_close(adapt(), shipped, rtol=1e-3, atol=1e-3)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trust_tta.models.layers import Linear2d, Mlp
 from trust_tta.ops.cpu import onednn
-from trust_tta.ops.cpu.gelu import SPAN, gelu_and_slope
+from trust_tta.ops.cpu.onednn import SPAN, gelu_and_slope
 
 
 @pytest.mark.skipif(not onednn.AVAILABLE, reason="PyTorch was built without oneDNN")

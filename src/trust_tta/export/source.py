@@ -92,7 +92,7 @@ def _from_network(network: nn.Module) -> ExportSource:
 
 def _from_checkpoint(checkpoint: Checkpoint) -> ExportSource:
     name = checkpoint.file.stem if checkpoint.file else checkpoint.variant.replace(":", "_")
-    about = {"trust_tta": __version__, **checkpoint.info.to_metadata(), "sha256": checkpoint.sha256}
+    about = {"trust_tta": __version__, **checkpoint.to_metadata(), "sha256": checkpoint.sha256}
     adaptation = ("adapted_by", "adapted_from", "adapted_on")
     about |= {key: checkpoint.metadata[key] for key in adaptation if key in checkpoint.metadata}
     return ExportSource(checkpoint.load(), name, checkpoint.preprocessing, about)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from itertools import permutations
@@ -11,11 +11,12 @@ from typing import Any, ClassVar, TypeAlias, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from trust_tta.errors import ShapeError, TrustWarning, users_level
+from trust_tta.errors import ShapeError
 from trust_tta.models.config import NetworkConfig
 from trust_tta.models.layers import StochasticDepth
-from trust_tta.models.parameter_roles import Role
+from trust_tta.models.parameter_roles import Kind, Role
 from trust_tta.orders import LETTERS, OrderLike, ScanOrder, find_order
 from trust_tta.preprocessing import Preprocessing, network_input
 
@@ -23,6 +24,10 @@ Orders: TypeAlias = OrderLike | Sequence[OrderLike] | Tensor | None
 
 # Group k of the parameters reads the direction whose letter stands at place k.
 FOUR_DIRECTIONS = {"".join(LETTERS[i] for i in row): row for row in permutations(range(4))}
+
+# How the names of a mixer's parameters begin.
+SCAN_PARAMETERS = ("A_", "D", "x_proj", "dt_")
+PROJECTIONS = ("in_proj", "out_proj", "conv", "proj.")
 
 
 class ScanNetwork(nn.Module):
@@ -33,16 +38,18 @@ class ScanNetwork(nn.Module):
     """
 
     orders: ClassVar[Mapping[str, Sequence[int]]]  # the directions of each scan order, by its name
-    head_path: ClassVar[str] = "head"  # name of the classification layer
     order_free: ClassVar[bool] = False  # every scan order gives the same logits
-    direction_table: Tensor  # the same as a tensor (orders, groups)
+    head_path: ClassVar[str] = "head"  # name of the classification layer
+    mixer: ClassVar[str]  # regular expression that ends where the names inside a mixer begin
+    direction_table: Tensor  # `orders` as a tensor (orders, groups)
     preprocessing: Preprocessing | None  # set by the checkpoint or by the variant
     classes: tuple[str, ...] | None  # names in label order, where they are known
     license: str | None  # of the weights, where it is known
     config: NetworkConfig
 
-    def __init__(self) -> None:
+    def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
+        self.config = config
         self.scan_orders = tuple(self.orders)
         self.preprocessing = self.classes = self.license = None
         self.unchecked_batches = 0  # how many more batches are compared with the preprocessing
@@ -100,9 +107,24 @@ class ScanNetwork(nn.Module):
         own = {id(parameter) for head in self.heads() for parameter in head.parameters()}
         return tuple(name for name, parameter in self.named_parameters() if id(parameter) in own)
 
-    def parameter_roles(self) -> dict[str, Role]:
-        """The role of every parameter, by name."""
+    def last_stage(self) -> tuple[str, ...]:
+        """Prefixes of the names of the last stage's parameters, those of the head among them."""
         raise NotImplementedError
+
+    def parameter_roles(self) -> dict[str, Role]:
+        """The role of every parameter, by name; norms inside a mixer count as `other`, as in the paper."""
+        last = self.last_stage()
+        return {name: Role(self._kind(name), name.startswith(last)) for name, _ in self.named_parameters()}
+
+    def _kind(self, name: str) -> Kind:
+        mixer = re.search(self.mixer, name)
+        if mixer is None:  # SyncBatchNorm is a _BatchNorm, too
+            module = self.get_submodule(name.rpartition(".")[0])
+            return "norm" if isinstance(module, _BatchNorm | nn.LayerNorm | nn.RMSNorm) else "other"
+        inside = name[mixer.end() :]
+        if inside.startswith(SCAN_PARAMETERS):
+            return "scan"
+        return "projection" if inside.startswith(PROJECTIONS) else "other"
 
     def check_images(self, images: Tensor) -> Tensor:
         """Images as float (n, channels, h, w); pixels go through the preprocessing."""
@@ -127,12 +149,6 @@ class ScanNetwork(nn.Module):
                 f"{len(order)} orders were given for {images} images; give one order, or one for each image"
             )
         return self.direction_table[[self._row(cast(OrderLike, o)) for o in order]]
-
-    @property
-    def traversals(self) -> tuple[str, ...]:
-        """Former name of `scan_orders`, for one version."""
-        warnings.warn("model.traversals is now model.scan_orders", TrustWarning, stacklevel=users_level())
-        return self.scan_orders
 
     def _row(self, order: OrderLike) -> int:
         return self.scan_orders.index(str(find_order(order, self.scan_orders)))

@@ -24,8 +24,8 @@ from trust_tta.errors import CheckpointError, ConfigError, TrustWarning, users_l
 from trust_tta.models.base import ScanNetwork
 from trust_tta.models.config import NetworkConfig, VMambaConfig
 from trust_tta.models.metadata import NO_FIELDS, Fields, ModelInfo
-from trust_tta.models.networks import build_network, find_network, outputs_of
-from trust_tta.models.pretrained import HUB_WEIGHTS, PRETRAINED, Pretrained, check_pretrained, find_file, find_published
+from trust_tta.models.networks import FAMILIES, build_network, find_network, outputs_of
+from trust_tta.models.pretrained import PRETRAINED, Pretrained, check_pretrained, find_file
 from trust_tta.models.upernet import UPerNet
 from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.models.vmamba import VMamba
@@ -67,7 +67,7 @@ class Checkpoint(ModelInfo):
     file: Path | None  # None: the weights that the network's own factory gives it
     sha256: str
     metadata: Mapping[str, str] = field(repr=False)  # of the file
-    ema: bool = False
+    ema: bool  # the moving average of the weights, where the file holds both
     _state: dict[str, Tensor] | None = field(default=None, repr=False)
 
     @classmethod
@@ -80,51 +80,41 @@ class Checkpoint(ModelInfo):
         preprocessing: Preprocessing | None = None,
         classes: tuple[str, ...] | None = None,
         fields: Fields = NO_FIELDS,
-        ema: bool = False,
     ) -> Checkpoint:
         """Read the checkpoint `source`: a known name, the path of a .pth or .safetensors file, or "hf:owner/name".
 
         `source` may be None for a network from outside whose factory loads weights itself. What is given here takes
-        precedence over what the file states; a preprocessing that contradicts the one of training is refused. `ema`
-        takes the moving average of the weights where a file holds both.
+        precedence over what the file states; a preprocessing that contradicts the one of training is refused.
         """
         _check_request(source, variant, fields)
-        file = None if source is None else find_file(source)
-        published = find_published(source, file)
-        ema = ema or (published is not None and published.is_average)
+        file, published = (None, None) if source is None else find_file(source)
+        ema = published is not None and published.is_average
         weights = NO_WEIGHTS if file is None else read_weights(file, ema=ema)
-        if published is not None and str(source) == published.name:
-            check_pretrained(published, cast(Path, file), weights.sha256)
+        if file is not None and published is not None and str(source) == published.name:
+            check_pretrained(published, file, weights.sha256)
             stated = published.info
         else:
             stated = ModelInfo.from_metadata(weights.metadata, file)
         variant = _choose_variant(variant, stated.variant, weights.state, file, published)
         own_fields = {**stated.fields, **fields}
-        stated_count = own_fields.pop("num_classes", None)
-        given = stated_count if num_classes is None else num_classes
-        if variant in VARIANTS:
-            state = _rename_for(variant, weights.state)
-            default = ModelInfo(variant, NO_FIELDS, _count_classes(state), None, default_preprocessing(variant))
-        else:
-            own_fields |= {} if given is None else {"num_classes": given}
-            network = _build_external(variant, own_fields)
-            state = _rename_for(network, weights.state)
-            default = replace(describe(network), variant=variant)
-        counts = (given, stated.num_classes, default.num_classes)
-        count = next((each for each in counts if each is not None), None)
+        given = _first(num_classes, own_fields.pop("num_classes", None))
+        if variant not in VARIANTS and given is not None:
+            own_fields["num_classes"] = given
+        default, state = _examine(variant, own_fields, weights)
+        count = _first(given, stated.num_classes, default.num_classes)
         if classes is not None and count not in (None, len(classes)):
             raise ConfigError(
                 f"the network outputs {count} classes, but {len(classes)} names are given; name each output"
             )
-        names = classes or stated.classes or default.classes
         count = count if classes is None else len(classes)
+        names = classes or stated.classes or default.classes
         return cls(
             variant=variant,
             fields=MappingProxyType(own_fields),
             num_classes=count,
             classes=names if names and len(names) == count else None,
             preprocessing=_choose_preprocessing(preprocessing, stated, default, file),
-            license=_license_of(weights, published),
+            license=stated.license or (published.license if published else None),
             file=file,
             sha256=weights.sha256 or state_digest(state),
             metadata=MappingProxyType(weights.metadata),
@@ -137,8 +127,7 @@ class Checkpoint(ModelInfo):
         """State dict under the network's names; read again after `release`, if the file is unchanged."""
         if self._state is None:
             weights = NO_WEIGHTS if self.file is None else read_weights(self.file, ema=self.ema)
-            ours = self.variant in VARIANTS
-            state = _rename_for(self.variant if ours else _build_external(self.variant, self.fields), weights.state)
+            _, state = _examine(self.variant, self.fields, weights)
             if self.sha256 != (weights.sha256 or state_digest(state)):
                 raise CheckpointError(f"{self.origin} has changed since it was first read; start again")
             object.__setattr__(self, "_state", state)
@@ -149,35 +138,29 @@ class Checkpoint(ModelInfo):
         """Source of the weights, for messages."""
         return f"'{self.file}'" if self.file else f"the factory '{self.variant}'"
 
-    @property
-    def info(self) -> ModelInfo:
-        """The checkpoint without its weights."""
-        return self
-
-    @property
-    def card(self) -> str | None:
-        """The model card next to the file."""
-        names = ("card.md", "README.md") if self.file and self.file.name == HUB_WEIGHTS else ("card.md",)
-        candidates = [self.file.with_suffix(".md"), *map(self.file.with_name, names)] if self.file else []
-        found = next((path for path in candidates if path.is_file()), None)
-        return None if found is None else found.read_text(encoding="utf-8", errors="replace")
-
     def load(
-        self, *, device: str | torch.device = "cpu", num_classes: int | None = None, head: bool = True, **overrides: Any
+        self, *, device: str | torch.device = "cpu", num_classes: int | None = None, head: bool = True
     ) -> nn.Module:
         """The network with these weights, in evaluation mode; everything must fit.
 
         `head=False` leaves the classifier of our networks at its random weights, of `num_classes` classes.
         """
-        fields, ours = {**self.fields, **overrides}, self.variant in VARIANTS
-        counts = (num_classes, fields.get("num_classes"), self.num_classes)
-        count = next((each for each in counts if each is not None), None)
+        fields, ours = dict(self.fields), self.variant in VARIANTS
+        count = _first(num_classes, self.num_classes)
         if count is not None and (ours or self.num_classes not in (None, count)):
             fields["num_classes"] = count
         try:
             if ours:
-                self._check_size(VARIANTS[self.variant].override(fields))
-            network = build_network(self.variant, fields) if ours else _build_external(self.variant, fields)
+                config = VARIANTS[self.variant].override(fields)
+                stored, wanted = sum(t.numel() for t in self.state.values()), config.rough_size()
+                if wanted > 2 * stored + MIN_CHECKED_PARAMETERS:  # before its memory is taken
+                    raise CheckpointError(
+                        f"{self.origin} holds {stored:.1e} numbers and the network '{self.variant}' has about "
+                        f"{wanted:.1e}; give the variant and the fields that it was trained with"
+                    )
+                network = FAMILIES[type(config)](config)
+            else:
+                network = _build_external(self.variant, fields)
             load_state(network, self.state, origin=self.origin, head=head)
         except CheckpointError as error:
             found = matching_variants(read_weights(self.file, ema=self.ema).state) if ours and self.file else []
@@ -191,15 +174,6 @@ class Checkpoint(ModelInfo):
         known.unchecked_batches = CHECKED_BATCHES
         set_license(network, self.license, origin=self.origin)
         return network.to(device).eval()
-
-    def _check_size(self, config: NetworkConfig) -> None:
-        """Refuse a network that is far larger than the file before its memory is taken."""
-        stored, wanted = sum(t.numel() for t in self.state.values()), config.rough_size()
-        if wanted > 2 * stored + MIN_CHECKED_PARAMETERS:
-            raise CheckpointError(
-                f"{self.origin} holds {stored:.1e} numbers and the network '{self.variant}' has about {wanted:.1e}; "
-                "give the variant and the fields that it was trained with"
-            )
 
     def release(self) -> Checkpoint:
         """Free the weights; `load` reads them again."""
@@ -227,15 +201,15 @@ def load_checkpoint(model: nn.Module, source: Source, *, ema: bool = False, head
         origin = "the given state dict"
         load_state(model, _rename_for(model, pick_state(source, origin=origin, ema=ema)), origin=origin, head=head)
         return model
-    file = find_file(source)
-    published = find_published(source, file)
+    file, published = find_file(source)
     weights = read_weights(file, ema=ema or (published is not None and published.is_average))
     stated = ModelInfo.from_metadata(weights.metadata, file)
     load_state(model, _rename_for(model, weights.state), origin=f"'{file}'", head=head)
     if isinstance(model, ScanNetwork | UPerNet):
         model.preprocessing = stated.preprocessing or model.preprocessing
         model.classes = stated.classes if head else model.classes
-        set_license(model, _license_of(weights, published), origin=f"'{file}'")
+        license = stated.license or (published.license if published else None)
+        set_license(model, license, origin=f"'{file}'")
     return model
 
 
@@ -313,16 +287,12 @@ def _choose_variant(
         )
     if len(found) > 1:
         warnings.warn(
-            f"'{file}' fits {', '.join(found)}, which differ in windows or preprocessing; {found[0]} is assumed, "
-            "give the name of another",
+            f"'{file}' fits {', '.join(found)}, which differ in windows or preprocessing; assuming {found[0]}, "
+            "give the name if it is another",
             TrustWarning,
             stacklevel=users_level(),
         )
     return found[0]
-
-
-def _license_of(weights: WeightsFile, published: Pretrained | None) -> str | None:
-    return weights.metadata.get("license") or (published.license if published else None)
 
 
 def set_license(network: nn.Module, license: str | None, *, origin: str) -> None:
@@ -349,19 +319,26 @@ def _build_external(name: str, fields: Fields) -> nn.Module:
         return build_network(name, fields)
 
 
-def _rename_for(network: nn.Module | str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State dict with the parameter names of a network or variant; the network's own weights where there is no file."""
-    if isinstance(VARIANTS[network] if isinstance(network, str) else network, VMambaConfig | VMamba | UPerNet):
-        return rename(state)
-    return strip_prefixes(state) if state or isinstance(network, str) else network.state_dict()
+def _rename_for(network: object, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """State dict with the parameter names of a network, or of the network of a configuration."""
+    return rename(state) if isinstance(network, VMambaConfig | VMamba | UPerNet) else strip_prefixes(state)
 
 
-def _count_classes(state: Mapping[str, Tensor]) -> int | None:
-    """Number of classes, read from the bias or the weight of the classifier."""
-    for name in (f"{head}{leaf}" for head in HEADS for leaf in ("bias", "weight")):
-        if name in state and state[name].dim():
-            return int(state[name].shape[0])
-    return None
+def _examine(variant: str, fields: Fields, weights: WeightsFile) -> tuple[ModelInfo, dict[str, Tensor]]:
+    """What a network states itself, and its state dict: the file's under its names, else its own."""
+    if variant not in VARIANTS:
+        network = _build_external(variant, fields)
+        state = _rename_for(network, weights.state) or network.state_dict()
+        return replace(describe(network), variant=variant), state
+    state = _rename_for(VARIANTS[variant], weights.state)
+    classifier = [f"{head}{leaf}" for head in HEADS for leaf in ("bias", "weight")]
+    sizes = (int(state[name].shape[0]) for name in classifier if name in state and state[name].dim())
+    return ModelInfo(variant, NO_FIELDS, next(sizes, None), None, default_preprocessing(variant)), state
+
+
+def _first(*values: int | None) -> int | None:
+    """The first value that is known."""
+    return next((value for value in values if value is not None), None)
 
 
 def _choose_preprocessing(
@@ -374,8 +351,8 @@ def _choose_preprocessing(
     known = stated.preprocessing or default.preprocessing
     if given is None and known is None:
         warnings.warn(
-            f"the network '{default.variant}' does not say how its images are preprocessed, and ImageNet's way is "
-            "assumed; set --preprocessing, or the attribute .preprocessing of the network",
+            f"the network '{default.variant}' does not say how its images are preprocessed; assuming ImageNet's "
+            "preprocessing, set --preprocessing, or the attribute .preprocessing of the network",
             TrustWarning,
             stacklevel=users_level(),
         )

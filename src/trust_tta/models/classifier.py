@@ -30,11 +30,9 @@ def classifiers(model: nn.Module) -> list[nn.Module]:
         n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and not isinstance(m, _ATTENTION_OUT)
     }
     named = [module for name, module in linear.items() if name.partition(".")[0] in _HEAD_NAMES]
-    return (named or list(linear.values()) or _last_convolution(model))[-1:]
-
-
-def _last_convolution(model: nn.Module) -> list[nn.Module]:
-    """The 1x1 convolution that is the last layer with parameters, if the network has none outside its layers."""
+    if linear:
+        return (named or list(linear.values()))[-1:]
+    # A 1x1 convolution that is the last layer with parameters, if the network has none outside its layers.
     owners = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
     last = owners[-1] if owners and owners[0] is not model else None
     return [last] if isinstance(last, nn.Conv2d) and last.kernel_size == (1, 1) else []

@@ -30,6 +30,7 @@ class NetworkConfig(Schema):
 
     num_classes: Classes = 1000
     in_channels: Annotated[int, Field(ge=1, le=1024)] = 3
+    drop_path: DropPath = 0.2
 
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
@@ -62,6 +63,12 @@ class NetworkConfig(Schema):
             counts = [f"{len(values)} {name.replace('_of_', ' of ')}" for name, values in fields.items()]
             raise ValueError(f"{', '.join(counts[:-1])} and {counts[-1]}; give one of each per stage")
 
+    def require_divisors(self, heads: Sequence[int], channels: Sequence[int]) -> None:
+        """Raise a ValueError where the heads of a stage do not divide its channels."""
+        for count, width in zip(heads, channels, strict=True):
+            if width % count:
+                raise ValueError(f"{count} heads do not divide {width} channels; give heads that do")
+
     def changes_from(self, other: NetworkConfig) -> dict[str, Any]:
         """The fields, but for the classes, in which this differs from another configuration of its kind."""
         return {name: value for name, value in self if name != "num_classes" and value != getattr(other, name)}
@@ -91,7 +98,6 @@ class VMambaConfig(NetworkConfig):
     conv_bias: bool = False
     gate: bool = False
     mlp_ratio: Annotated[float, Field(ge=0, le=16, allow_inf_nan=False)] = 4.0  # 0: no MLP
-    drop_path: DropPath = 0.2
 
     @field_validator("conv_size")
     @classmethod
@@ -121,7 +127,7 @@ class VMambaConfig(NetworkConfig):
 
 
 class UPerNetConfig(VMambaConfig):
-    """A VMamba as a backbone, and the two heads that label its pixels; the second is for training alone.
+    """A VMamba backbone and two segmentation heads; the auxiliary one is for training alone.
 
     >>> UPerNetConfig(num_classes=21).channels
     512
@@ -146,9 +152,9 @@ class UPerNetConfig(VMambaConfig):
 class VimConfig(NetworkConfig):
     """Architecture of a Vim."""
 
-    image_size: tuple[Side, Side] = (224, 224)  # height and width: there is one embedding for each position
+    image_size: tuple[Side, Side] = (224, 224)  # height and width, for which there are position embeddings
     patch_size: Annotated[int, Field(ge=1, le=64)] = 16
-    stride: Annotated[int, Field(ge=1, le=64)] = 16  # below the patch size: patches overlap
+    stride: Annotated[int, Field(ge=1, le=64)] = 16  # smaller than the patch size: patches overlap
     dim: Width = 192
     depth: Depth = 24
     d_state: States = 16
@@ -203,8 +209,7 @@ class GroupMambaConfig(NetworkConfig):
     dims: Annotated[tuple[Width, ...], Stages] = (64, 128, 348, 448)
     depths: Annotated[tuple[Depth, ...], Stages] = (3, 4, 9, 3)
     mlp_ratios: Annotated[tuple[Ratio, ...], Stages] = (8, 8, 4, 4)
-    two_heads: bool = True  # the second was trained by distillation; their mean is the prediction
-    drop_path: DropPath = 0.2
+    two_heads: bool = True  # the second was trained by distillation; predictions are their mean
 
     def fit_together(self) -> None:
         self.require_one_per_stage(dims=self.dims, depths=self.depths, mlp_ratios=self.mlp_ratios)
@@ -214,11 +219,8 @@ class GroupMambaConfig(NetworkConfig):
             )
 
 
-class LocalVMambaConfig(VMambaConfig):
-    """Architecture of a LocalVMamba: a VMamba and the scans of its blocks.
-
-    `directions`: four for each block, from "h" (rows), "v" (columns), "wK" (windows of KxK) and their "_flip".
-    """
+class VanillaConfig(VMambaConfig):
+    """Defaults of the first VMamba, on which some networks build."""
 
     overlapping_stem: bool = False
     merging_downsample: bool = True
@@ -227,6 +229,14 @@ class LocalVMambaConfig(VMambaConfig):
     conv_bias: bool = True
     gate: bool = True
     mlp_ratio: Annotated[float, Field(ge=0, le=16, allow_inf_nan=False)] = 0.0
+
+
+class LocalVMambaConfig(VanillaConfig):
+    """Architecture of a LocalVMamba: a VMamba and the scans of its blocks.
+
+    `directions`: four for each block, from "h" (rows), "v" (columns), "wK" (windows of KxK) and their "_flip".
+    """
+
     directions: tuple[Four, ...] = ()
 
     def fit_together(self) -> None:
@@ -257,20 +267,11 @@ class MSVMambaConfig(VMambaConfig):
         return super().block_size(dim) + 2 * self.ffn_ratio * dim**2
 
 
-class EfficientVMambaConfig(VMambaConfig):
-    """Architecture of an EfficientVMamba.
-
-    The first two stages scan, the others convolve.
-    """
+class EfficientVMambaConfig(VanillaConfig):
+    """Architecture of an EfficientVMamba: the first two stages scan, the others convolve."""
 
     depths: Annotated[tuple[Depth, ...], Stages] = (2, 2, 4, 2)
     dims: Annotated[tuple[Width, ...], Stages] = (48, 96, 192, 384)
-    overlapping_stem: bool = False
-    merging_downsample: bool = True
-    d_state: States = 16
-    ssm_ratio: Ratio = 2.0
-    conv_bias: bool = True
-    gate: bool = True
     mlp_ratio: Annotated[float, Field(ge=0, le=0)] = 0.0
     drop_path: DropPath = 0.1
 
@@ -286,7 +287,6 @@ class SpatialMambaConfig(NetworkConfig):
     depths: Annotated[tuple[Depth, ...], Stages] = (2, 4, 8, 4)
     dims: Annotated[tuple[Width, ...], Stages] = (64, 128, 256, 512)
     mlp_ratio: Ratio = 4.0
-    drop_path: DropPath = 0.2
 
     def fit_together(self) -> None:
         self.require_one_per_stage(depths=self.depths, dims=self.dims)
@@ -309,8 +309,7 @@ class VSSDConfig(SpatialMambaConfig):
         super().fit_together()
         self.require_one_per_stage(dims=self.dims, heads=self.heads, values_of_attention=self.attention)
         widths = [dim if attends else 2 * dim for dim, attends in zip(self.dims, self.attention, strict=True)]
-        if wrong := [(width, heads) for width, heads in zip(widths, self.heads, strict=True) if width % heads]:
-            raise ValueError(f"{wrong[0][1]} heads do not divide {wrong[0][0]} channels; give heads that do")
+        self.require_divisors(self.heads, widths)
 
 
 class MambaVisionConfig(NetworkConfig):
@@ -327,7 +326,6 @@ class MambaVisionConfig(NetworkConfig):
     mlp_ratio: Ratio = 4.0
     layer_scale: Annotated[float, Field(allow_inf_nan=False)] | None = None  # initial value; None: no scale
     layer_scale_conv: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    drop_path: DropPath = 0.2
 
     def stages(self) -> list[tuple[int, int]]:
         return [(depth, self.dim * 2**i) for i, depth in enumerate(self.depths)]
@@ -336,31 +334,31 @@ class MambaVisionConfig(NetworkConfig):
         self.require_one_per_stage(depths=self.depths, windows=self.windows, heads=self.heads)
         if self.dim % 2:
             raise ValueError(f"dim is {self.dim}; a mixer scans half of its channels: give an even one")
-        wrong = [(dim, h) for (_, dim), h in list(zip(self.stages(), self.heads, strict=True))[2:] if dim % h]
-        if wrong:
-            raise ValueError(f"{wrong[0][1]} heads do not divide {wrong[0][0]} channels; give heads that do")
+        self.require_divisors(self.heads[2:], [dim for _, dim in self.stages()][2:])
 
 
-# Keywords of upstream's VSSM: our field for each; keywords that no field stands for, with the values that are accepted;
-# and values that have another name here.
-_ANYTHING = None  # of keywords that change nothing, whatever their value
+# Keywords of upstream's VSSM: our field for each, our values where they differ, and keywords that no field stands for,
+# with the values that are accepted.
+_ANYTHING = None
 _VMAMBA = {
-    "depths": "depths",
-    "dims": "dims",
-    "num_classes": "num_classes",
+    **{name: name for name in ("depths", "dims", "num_classes", "patch_size", "ssm_ratio", "mlp_ratio")},
     "in_chans": "in_channels",
-    "patch_size": "patch_size",
     "drop_path_rate": "drop_path",
     "ssm_d_state": "d_state",
-    "ssm_ratio": "ssm_ratio",
     "ssm_dt_rank": "dt_rank",
     "ssm_conv": "conv_size",
     "ssm_conv_bias": "conv_bias",
-    "mlp_ratio": "mlp_ratio",
     "norm_layer": "norm",
     "downsample_version": "merging_downsample",
     "patchembed_version": "overlapping_stem",
     "forward_type": "gate",
+}
+_VMAMBA_VALUES: dict[str, dict[Any, Any]] = {
+    "norm_layer": {"ln": "layer", "ln2d": "layer", "bn": "batch"},
+    "downsample_version": {"v1": True, "v3": False},
+    "patchembed_version": {"v1": False, "v2": True},
+    # v02 to v05 differ upstream in kernels and rounding only; v0 is the first, gated network.
+    "forward_type": {"v0": True} | {f"v0{i}{z}": not z for i in "2345" for z in ("", "noz", "_noz")},
 }
 _VMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {
     "imgsize": _ANYTHING,
@@ -374,18 +372,11 @@ _VMAMBA_FIXED: dict[str, tuple[object, ...] | None] = {
     "use_checkpoint": _ANYTHING,
     "posembed": (False,),
 }
-_VMAMBA_VALUES: dict[str, dict[Any, Any]] = {
-    "norm_layer": {"ln": "layer", "ln2d": "layer", "bn": "batch"},
-    "downsample_version": {"v1": True, "v3": False},
-    "patchembed_version": {"v1": False, "v2": True},
-    # v02 to v05 differ upstream in kernels and rounding only; v0 is the first, gated network.
-    "forward_type": {"v0": True} | {f"v0{i}{z}": not z for i in "2345" for z in ("", "noz", "_noz")},
-}
 
 
 def _translate(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Our fields for upstream's keywords; every keyword that cannot be honored is named in one error."""
-    problems = []
+    found, problems = {}, []
     for key, value in mapping.items():
         allowed = list(_VMAMBA_VALUES[key]) if key in _VMAMBA_VALUES else _VMAMBA_FIXED.get(key)
         if key not in _VMAMBA and key not in _VMAMBA_FIXED:
@@ -394,10 +385,10 @@ def _translate(mapping: Mapping[str, Any]) -> dict[str, Any]:
             problems.append(f"{key}={show(value)} (supported: {', '.join(map(repr, allowed))})")
         elif key == "ssm_dt_rank" and value != "auto" and type(value) is not int:
             problems.append(f"{key}={show(value)} (supported: 'auto' or an integer)")
+        elif key in _VMAMBA:
+            found[_VMAMBA[key]] = _VMAMBA_VALUES[key][value] if key in _VMAMBA_VALUES else value
     if problems:
         raise ConfigError("upstream configuration not supported: " + "; ".join(problems))
-    known = {key: value for key, value in mapping.items() if key in _VMAMBA}
-    found = {_VMAMBA[k]: _VMAMBA_VALUES[k][v] if k in _VMAMBA_VALUES else v for k, v in known.items()}
     if found.get("dt_rank") == "auto":
         found["dt_rank"] = None
     depths = found.setdefault("depths", VMambaConfig.defaults()["depths"])

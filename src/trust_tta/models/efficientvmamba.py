@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trust_tta.models.base import FOUR_DIRECTIONS
 from trust_tta.models.config import EfficientVMambaConfig
-from trust_tta.models.layers import LayerNorm2d, PointwiseConv2d, StochasticDepth
+from trust_tta.models.layers import LayerNorm2d, PointwiseConv2d, StochasticDepth, make_downsample
 from trust_tta.models.localvmamba import ChannelAttention
 from trust_tta.models.sequences import Route, scan_sequences
 from trust_tta.models.ss2d import SS2D
@@ -27,7 +27,7 @@ SCANNED_STAGES = 2
 
 
 class AtrousSS2D(SS2D):
-    """SS2D of which each group scans one quarter of the pixels, every second one of every second row."""
+    """SS2D whose groups scan a quarter of the pixels each: every second pixel of every second row."""
 
     def scan(self, x: Tensor, directions: Paths) -> Tensor:  # type: ignore[override]
         """Scan SiLU(x), x (b, c, h, w), along the quarters in `directions`, (4, l) or (b, 4, l)."""
@@ -60,7 +60,7 @@ def visit_quarters(height: int, width: int, device: torch.device) -> Tensor:
 
 
 class EfficientBlock(nn.Module):
-    """x plus a scan and a convolution of norm(x), both weighed by one channel attention."""
+    """x plus a scan and a convolution of norm(x), both weighted by one channel attention."""
 
     def __init__(self, dim: int, op: SS2D, drop_path: float) -> None:
         super().__init__()
@@ -75,12 +75,12 @@ class EfficientBlock(nn.Module):
     def forward(self, x: Tensor, directions: Paths) -> Tensor:
         x, normal = norm_with_residual(self.norm, x)
         branches = (self.op(normal, directions), self.conv_branch(normal))
-        weighed = [self.se(branch.flatten(2)).view(x.shape) for branch in branches]
-        return add_branch(x, weighed[0] + weighed[1], self.drop_path)
+        weighted = [self.se(branch.flatten(2)).view(x.shape) for branch in branches]
+        return add_branch(x, weighted[0] + weighted[1], self.drop_path)
 
 
 class PixelSqueezeExcite(nn.Module):
-    """Weigh the channels of a map by its mean, with 1x1 convolutions."""
+    """Squeeze-and-excitation of a map by 1x1 convolutions."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class PixelSqueezeExcite(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """x plus a wide depthwise convolution between two 1x1 convolutions."""
+    """x plus 1x1 expansion, depthwise convolution, squeeze-and-excitation and 1x1 projection."""
 
     def __init__(self, dim: int, drop_path: float) -> None:
         super().__init__()
@@ -134,11 +134,11 @@ class EfficientVMamba(VMamba):
     stage_class = AtrousStage
     config: EfficientVMambaConfig
 
-    def make_stage(self, i: int, rates: list[float], downsample: nn.Module) -> nn.Module:
-        if i >= SCANNED_STAGES:
-            return ConvStage([InvertedResidual(self.config.dims[i], rate) for rate in rates], downsample)
-        return super().make_stage(i, rates, downsample)
+    def make_stage(self, i: int, rates: list[float]) -> nn.Module:
+        if i < SCANNED_STAGES:
+            return super().make_stage(i, rates)
+        downsample = make_downsample(self.config, i)
+        return ConvStage([InvertedResidual(self.config.dims[i], rate) for rate in rates], downsample)
 
-    def make_block(self, dim: int, block: int, drop_path: float) -> nn.Module:
-        del block
+    def make_block(self, dim: int, index: int, drop_path: float) -> nn.Module:
         return EfficientBlock(dim, AtrousSS2D(dim, self.config), drop_path)

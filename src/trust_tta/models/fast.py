@@ -31,9 +31,6 @@ class Fast(nn.Module):
         super().__init__()
         self.model = model
         self.training = False
-        self._start()
-
-    def _start(self) -> None:
         self._lock = threading.Lock()
         self._parts: list[nn.Module] = []
         self._inner: list[Hashable] = []
@@ -93,14 +90,9 @@ class Fast(nn.Module):
         """No effect: the wrapped network keeps its mode."""
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[type[Fast], tuple[nn.Module]]:
         """Copies and pickles hold neither CUDA graphs nor the lock."""
-        own = ("_lock", "_parts", "_inner", "_shape", "_graphed")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._start()
+        return Fast, (self.model,)
 
 
 def may_replay(images: Any) -> bool:

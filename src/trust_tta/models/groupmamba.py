@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from operator import attrgetter
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from trust_tta.models.base import FOUR_DIRECTIONS, Orders, ScanNetwork
 from trust_tta.models.config import GroupMambaConfig
 from trust_tta.models.layers import StochasticDepth, initialize_linear, reset_steps
-from trust_tta.models.parameter_roles import Kind, Role
-from trust_tta.models.sequences import Route, scan_sequences, visit
+from trust_tta.models.sequences import DIRECTIONS, Route, scan_sequences, visit
 from trust_tta.models.staged import drop_path_rates
 from trust_tta.ops.map_sequences import read
 from trust_tta.ops.tensors import Parameters
 
-DIRECTIONS = ("h", "v", "h_flip", "v_flip")  # a, b, c, d
 GROUPS = ("mamba_g1", "mamba_g2", "mamba_g3", "mamba_g4")
 EPS = 1e-6  # of the norms around the blocks; the others have PyTorch's
 
@@ -47,7 +45,7 @@ class ChannelGroup(nn.Module):
 
 
 class GroupedScan(nn.Module):
-    """Norm, four groups of channels scanned apart, weighed by the channels' means and the input, norm, project."""
+    """Normalize, scan four groups of channels separately, gate by the input and a channel attention, project."""
 
     backend: str = "auto"
 
@@ -86,12 +84,12 @@ class GroupedScan(nn.Module):
         return F.conv2d(maps, weight, bias, padding=1, groups=len(weight)).view(u.shape)
 
     def each(self, name: str) -> list[Tensor]:
-        """A weight of every group; where a call puts a plain tensor in place of a parameter, that one."""
+        """A weight of every group, looked up by name so that `functional_call` can replace it."""
         return [attrgetter(f"{group}.{name}")(self) for group in GROUPS]
 
 
 class GroupMambaMlp(nn.Module):
-    """Two linear layers with GELU between them, and in maps of several tokens a 3x3 convolution before it."""
+    """Two linear layers with GELU between them; `convolving`: a 3x3 depthwise convolution before the GELU."""
 
     def __init__(self, dim: int, hidden: int, *, convolving: bool) -> None:
         super().__init__()
@@ -109,7 +107,7 @@ class GroupMambaMlp(nn.Module):
 
 
 class GroupMambaBlock(nn.Module):
-    """x + scan(x), then x + MLP(norm(x)); x (b, l, dim). The last one, of a mean, normalizes what it scanned."""
+    """x + scan(x), then x + MLP(norm(x)); x (b, l, dim). `of_means`: for pooled tokens, with a norm after the scan."""
 
     def __init__(self, dim: int, mlp_ratio: float, drop_path: float = 0.0, *, of_means: bool = False) -> None:
         super().__init__()
@@ -162,11 +160,11 @@ class GroupMamba(ScanNetwork):
     """
 
     orders = FOUR_DIRECTIONS
+    mixer: ClassVar[str] = r"\.attn\.(mamba_g\d\.|(?=proj))"  # without the norm before the groups
     config: GroupMambaConfig
 
     def __init__(self, config: GroupMambaConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         dims, rates = config.dims, drop_path_rates(config.drop_path, config.depths)
         for i, (dim, ratio) in enumerate(zip(dims, config.mlp_ratios, strict=True)):
             down = GroupDownsample(dims[i - 1], dim) if i else GroupMambaStem(config.in_channels, config.stem_dim, dim)
@@ -204,17 +202,6 @@ class GroupMamba(ScanNetwork):
     def heads(self) -> list[nn.Linear]:
         return [self.head] if self.dist_head is None else [self.head, self.dist_head]
 
-    def parameter_roles(self) -> dict[str, Role]:
-        """The role of every parameter, by name; `out_norm` counts as `other`, as VMamba's does."""
+    def last_stage(self) -> tuple[str, ...]:
         i = len(self.config.dims)
-        late = (f"block{i}.", f"norm{i}.", "post_network.", "head.", "dist_head.")
-        return {name: Role(self._kind(name), name.startswith(late)) for name, _ in self.named_parameters()}
-
-    def _kind(self, name: str) -> Kind:
-        module, _, leaf = name.rpartition(".")
-        if leaf in Parameters._fields:
-            return "scan"
-        if module.endswith((".in_proj", ".conv2d", ".out_proj", ".attn.proj")):
-            return "projection"
-        is_norm = isinstance(self.get_submodule(module), nn.BatchNorm2d | nn.LayerNorm)
-        return "norm" if is_norm and not module.endswith(".out_norm") else "other"
+        return f"block{i}.", f"norm{i}.", "post_network.", "head.", "dist_head."

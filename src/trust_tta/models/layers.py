@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trust_tta.models.config import VMambaConfig
 from trust_tta.ops import layer_norm as layer_norm_ops
 from trust_tta.ops import linear as linear_ops
 from trust_tta.ops.batch_norm import BatchNorm2d
-from trust_tta.ops.convolution import FirstConv2d, StridedConv2d
+from trust_tta.ops.convolution import StridedConv2d
 from trust_tta.ops.cpu import onednn
 from trust_tta.ops.linear import FUSED_BACKENDS
 
@@ -27,7 +28,7 @@ class Linear2d(nn.Linear):
     backend: str = "auto"
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The layer, and plus `residual` (b, out, h, w)."""
+        """The output (b, out, h, w), plus `residual`."""
         return linear_of_pixels(x, self.weight, self.bias, residual, self.backend)
 
 
@@ -40,7 +41,7 @@ class PointwiseConv2d(nn.Conv2d):
         super().__init__(channels, out_channels, 1, bias=bias)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The convolution, and plus `residual` (b, out, h, w)."""
+        """The output (b, out, h, w), plus `residual`."""
         if x.is_cuda and not torch.compiler.is_compiling():
             return linear_of_pixels(x, self.weight.flatten(1), self.bias, residual, self.backend)
         y = super().forward(x)
@@ -66,7 +67,7 @@ class LayerNorm2d(nn.LayerNorm):
     backend: str = "auto"
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The normalized x, and plus `residual` (b, c, h, w)."""
+        """x normalized, plus `residual` (b, c, h, w)."""
         if self.uses_kernels(x):
             return layer_norm_ops.layer_norm(x, self.weight, self.bias, self.eps, residual)[1]
         y = super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
@@ -117,7 +118,7 @@ class Mlp(nn.Module):
         self.fc2 = Linear2d(hidden, dim)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The layers, and plus `residual` (b, dim, h, w)."""
+        """The output (b, dim, h, w), plus `residual`."""
         by_onednn = self._is_plain() and onednn.takes(x.permute(0, 2, 3, 1), self.fc1.weight)
         if not by_onednn and not self.uses_kernels(x, residual):
             return self.fc2(F.gelu(self.fc1(x)), residual)
@@ -139,7 +140,7 @@ class Mlp(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Halve the map: the four pixels of each 2x2 cell side by side, normalized and projected."""
+    """Halve the resolution: concatenate the four pixels of each 2x2 cell, normalize, project."""
 
     def __init__(self, dim: int, out_dim: int, norm: str) -> None:
         super().__init__()
@@ -152,34 +153,20 @@ class PatchMerging(nn.Module):
         return self.reduction(self.norm(torch.cat(cells, dim=1)))
 
 
-def make_stem(channels: int, dim: int, patch: int, *, overlapping: bool, norm: str) -> nn.Sequential:
-    """From images to the first map; the indices in the sequence are upstream's."""
-    if not overlapping:
-        return nn.Sequential(nn.Conv2d(channels, dim, patch, stride=patch), nn.Identity(), make_norm(norm, dim))
-    stride = patch // 2
-    return nn.Sequential(
-        FirstConv2d(channels, dim // 2, stride + 1, stride=stride, padding=1),
-        nn.Identity(),
-        make_norm(norm, dim // 2),
-        nn.Identity(),
-        nn.GELU(),
-        StridedConv2d(dim // 2, dim, stride + 1, stride=stride, padding=1),
-        nn.Identity(),
-        make_norm(norm, dim),
-    )
-
-
-def make_downsample(dim: int, out_dim: int, *, merging: bool, norm: str) -> nn.Module:
-    """From one stage to the next, at half the resolution."""
-    if merging:
-        return PatchMerging(dim, out_dim, norm)
+def make_downsample(config: VMambaConfig, i: int) -> nn.Module:
+    """From stage i to the next, at half the resolution; nothing after the last."""
+    if i + 1 == len(config.dims):
+        return nn.Identity()
+    dim, out_dim = config.dims[i : i + 2]
+    if config.merging_downsample:
+        return PatchMerging(dim, out_dim, config.norm)
     conv = StridedConv2d(dim, out_dim, 3, stride=2, padding=1)
-    return nn.Sequential(nn.Identity(), conv, nn.Identity(), make_norm(norm, out_dim))
+    return nn.Sequential(nn.Identity(), conv, nn.Identity(), make_norm(config.norm, out_dim))
 
 
 @torch.no_grad()
 def reset_steps(weight: Tensor, bias: Tensor) -> None:
-    """Mamba's initial projection (.., c, r) of the steps: they are log-uniform in [0.001, 0.1] where its input is 0."""
+    """Mamba's initial projection (.., c, r) of the step sizes, which its bias makes log-uniform in [0.001, 0.1]."""
     bound = weight.shape[-1] ** -0.5
     nn.init.uniform_(weight, -bound, bound)
     steps = torch.exp(torch.rand_like(bias) * math.log(100) + math.log(1e-3)).clamp(min=1e-4)

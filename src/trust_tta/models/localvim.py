@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trust_tta.models.base import FOUR_DIRECTIONS, Orders
+from trust_tta.models.base import FOUR_DIRECTIONS
 from trust_tta.models.config import LocalVimConfig
 from trust_tta.models.localvmamba import ChannelAttention
 from trust_tta.models.sequences import Route, visit
@@ -19,9 +19,9 @@ BASE, SIDE = 10_000, 14  # of the rotary embedding: its longest wave, and the si
 
 
 class LocalMixer(Mixer):
-    """A mixer of four directions; each is gated and weighed by one attention before they are summed."""
+    """A mixer of four directions; each is gated and weighted by one channel attention before they are summed."""
 
-    ends = ("_0", "_1", "_2", "_3")
+    suffixes = ("_0", "_1", "_2", "_3")
     decay = "A_log{}"
 
     def __init__(self, dim: int, *, d_state: int) -> None:
@@ -35,7 +35,7 @@ class LocalMixer(Mixer):
 
 
 class Rotary(nn.Module):
-    """Turns pairs of channels by angles that grow with a token's row, and in the other half with its column."""
+    """Rotary embedding: half of the channels are rotated by the token's row, the other half by its column."""
 
     freqs_cos: Tensor
     freqs_sin: Tensor
@@ -51,9 +51,9 @@ class Rotary(nn.Module):
         self.register_buffer("freqs_sin", angles.sin().float())
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (b, tokens, dim), turned."""
-        turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
-        return x * self.freqs_cos + turned * self.freqs_sin
+        """x (b, tokens, dim), rotated."""
+        rotated = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+        return x * self.freqs_cos + rotated * self.freqs_sin
 
 
 class LocalVim(Vim):
@@ -72,19 +72,11 @@ class LocalVim(Vim):
     def make_mixer(self) -> Mixer:
         return LocalMixer(self.config.dim, d_state=self.config.d_state)
 
-    def encode(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> Tensor:
-        """All tokens (n, tokens, dim)."""
-        residual = self.embed(images)
-        if directions is None:
-            directions = self.scan_directions(order, images.shape[0])
-        routes = {names: self.route(names, directions) for names in dict.fromkeys(self.config.directions)}
-        for layer, names in zip(self.layers, self.config.directions, strict=True):
-            residual = layer(residual if self.rope is None else self.rope(residual), routes[names])
-        return residual
-
-    def route(self, names: tuple[str, ...], directions: Tensor) -> Route:
-        """The way of each set of parameters; a class token comes in the middle of every sequence."""
-        visits = visit(names, *self.config.grid, directions.device)
-        if self.cls_token is not None:
-            visits = insert_token(visits, self.middle)
-        return Route.along(visits[directions], self.pos_embed.shape[1])
+    def routes(self, directions: Tensor) -> list[Route]:
+        """The route of each layer; a class token comes in the middle of every sequence."""
+        routes = {}
+        for names in dict.fromkeys(self.config.directions):
+            visits = visit(names, *self.config.grid, directions.device)
+            visits = visits if self.cls_token is None else insert_token(visits, self.middle)
+            routes[names] = Route.along(visits[directions], self.pos_embed.shape[1])
+        return [routes[names] for names in self.config.directions]

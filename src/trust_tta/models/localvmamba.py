@@ -14,12 +14,12 @@ from trust_tta.models.config import LocalVMambaConfig
 from trust_tta.models.layers import LayerNorm2d
 from trust_tta.models.sequences import Route, scan_sequences, visit
 from trust_tta.models.ss2d import SS2D
-from trust_tta.models.vmamba import VMamba
+from trust_tta.models.vmamba import Block, VMamba
 from trust_tta.ops.map_sequences import read, read_map
 
 
 class ChannelAttention(nn.Module):
-    """Weigh the channels of sequences (.., c, l) by the mean of their normalized tokens."""
+    """Weight the channels of sequences (.., c, l) by the mean of their normalized tokens."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class ChannelAttention(nn.Module):
 
 
 class LocalSS2D(SS2D):
-    """SS2D along four of the directions of `sequences`, each weighed by one attention, then summed."""
+    """SS2D along four directions of `sequences`, each weighted by one channel attention before they are summed."""
 
     def __init__(self, dim: int, config: LocalVMambaConfig, names: tuple[str, ...]) -> None:
         super().__init__(dim, config)
@@ -52,7 +52,7 @@ class LocalSS2D(SS2D):
         return self.out_norm(y.view(b, c, height, width))
 
     def route(self, height: int, width: int, directions: Tensor) -> Route:
-        """The way of each group through a map."""
+        """The sequence of each group."""
         return Route.along(visit(self.direction_names, height, width, directions.device)[directions], height * width)
 
 
@@ -65,5 +65,5 @@ class LocalVMamba(VMamba):
     orders = FOUR_DIRECTIONS
     config: LocalVMambaConfig
 
-    def make_op(self, dim: int, block: int) -> SS2D:
-        return LocalSS2D(dim, self.config, self.config.directions[block])
+    def make_block(self, dim: int, index: int, drop_path: float) -> nn.Module:
+        return Block(dim, self.config, LocalSS2D(dim, self.config, self.config.directions[index]), drop_path)

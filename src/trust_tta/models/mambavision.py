@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from trust_tta.models.config import MambaVisionConfig
 from trust_tta.models.layers import LayerNorm2d, Linear2d, Mlp, StochasticDepth, initialize_linear
-from trust_tta.models.sequences import Route, scan_sequences, visit
-from trust_tta.models.staged import Stage, StagedNetwork, add_branch, attend, drop_path_rates
+from trust_tta.models.sequences import DIRECTIONS, Route, scan_sequences, visit
+from trust_tta.models.staged import Attention, Stage, StagedNetwork, add_branch
 from trust_tta.ops.batch_norm import BatchNorm2d, norm_with_residual
 from trust_tta.ops.map_sequences import read
 from trust_tta.ops.tensors import Parameters
 
-DIRECTIONS = ("h", "v", "h_flip", "v_flip")
 # The directions of the convolutions and of the recurrence inside a window. "scan_" changes that of the recurrence
 # alone; "mixer_" that of both.
 SCAN_ORDERS = {
@@ -57,13 +56,13 @@ class MambaMixer(nn.Module):
     def forward(self, x: Tensor, routes: tuple[Route, Route] | None) -> Tensor:
         """Windows x (b, dim, h, w); `routes` of the convolutions and of the recurrence, None for row-major ones."""
         b, dim, height, width = x.shape
-        tokens = self.in_proj(x).flatten(2)
+        tokens, (convolutions, recurrence) = self.in_proj(x).flatten(2), routes or (None, None)
         weight = torch.cat((self.conv1d_x.weight, self.conv1d_z.weight))
-        tokens = _read(tokens, None if routes is None else routes[0].visits)
+        tokens = tokens if convolutions is None else _read(tokens, convolutions.visits)
         tokens = F.silu(F.conv1d(tokens, weight, padding=1, groups=dim))
-        tokens = _read(tokens, None if routes is None else routes[0].returns)
+        tokens = tokens if convolutions is None else _read(tokens, convolutions.returns)
         u, z = tokens.chunk(2, dim=1)
-        u = _read(u, None if routes is None else routes[1].visits)
+        u = u if recurrence is None else _read(u, recurrence.visits)
         parameters = Parameters(
             self.x_proj.weight[None],
             self.dt_proj.weight[None],
@@ -72,27 +71,13 @@ class MambaMixer(nn.Module):
             self.D,
         )
         y = scan_sequences(u.unsqueeze(1), parameters, backend=self.backend).squeeze(1)
-        y = _read(y, None if routes is None else routes[1].returns)
+        y = y if recurrence is None else _read(y, recurrence.returns)
         return self.out_proj(torch.cat((y, z), dim=1).view(b, dim, height, width))
 
 
-def _read(x: Tensor, steps: Tensor | None) -> Tensor:
-    """x (b, c, l) at `steps` (1, l) or (b, 1, l); unchanged for None."""
-    return x if steps is None else read(x.unsqueeze(1), steps).squeeze(1)
-
-
-class WindowAttention(nn.Module):
-    """Multi-head attention among the tokens of a window, without positions."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = Linear2d(dim, 3 * dim)
-        self.proj = Linear2d(dim, dim)
-
-    def forward(self, x: Tensor, routes: object = None) -> Tensor:
-        """Windows x (b, dim, h, w)."""
-        return self.proj(attend(self.qkv(x), self.heads))
+def _read(x: Tensor, steps: Tensor) -> Tensor:
+    """x (b, c, l) at `steps` (1, l) or (b, 1, l)."""
+    return read(x.unsqueeze(1), steps).squeeze(1)
 
 
 class WindowBlock(nn.Module):
@@ -172,14 +157,6 @@ def halving_conv(channels: int, out_channels: int) -> nn.Conv2d:
     return nn.Conv2d(channels, out_channels, 3, stride=2, padding=1, bias=False)
 
 
-def make_stem(channels: int, hidden: int, dim: int) -> nn.Sequential:
-    """Two convolutions of stride 2, each with a BatchNorm and ReLU, under the published names."""
-    layers: list[nn.Module] = []
-    for before, after in ((channels, hidden), (hidden, dim)):
-        layers += [halving_conv(before, after), BatchNorm2d(after, eps=STEM_EPS), nn.ReLU()]
-    return nn.Sequential(OrderedDict(conv_down=nn.Sequential(*layers)))
-
-
 class MambaVision(StagedNetwork):
     """Maps images (n, channels, h, w) to logits (n, classes).
 
@@ -189,29 +166,27 @@ class MambaVision(StagedNetwork):
 
     orders = SCAN_ORDERS
     stages_path: ClassVar[str] = "levels"
-    mixer_names: ClassVar[tuple[str, ...]] = (".mixer.",)
-    scan_names: ClassVar[tuple[str, ...]] = ("A_log", "D", "x_proj", "dt_proj")
+    mixer: ClassVar[str] = r"\.mixer\.(?!proj)"  # without the attention's output
     config: MambaVisionConfig
 
     def __init__(self, config: MambaVisionConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.patch_embed = make_stem(config.in_channels, config.stem_dim, config.dim)
-        rates = drop_path_rates(config.drop_path, config.depths)
-        self.levels = nn.ModuleList(self._make_stage(i, rates[i]) for i in range(len(config.depths)))
+        stem: list[nn.Module] = []
+        for before, after in ((config.in_channels, config.stem_dim), (config.stem_dim, config.dim)):
+            stem += [halving_conv(before, after), BatchNorm2d(after, eps=STEM_EPS), nn.ReLU()]
+        super().__init__(config, nn.Sequential(OrderedDict(conv_down=nn.Sequential(*stem))))
         self.norm = BatchNorm2d(config.dim * 2 ** (len(config.depths) - 1))
         self.head = nn.Linear(self.norm.num_features, config.num_classes)
         self.apply(initialize_linear)
 
-    def _make_stage(self, i: int, rates: list[float]) -> Stage:
-        config, dim, depth = self.config, self.config.dim * 2**i, len(rates)
-        downsample: nn.Module | None = None
+    def make_stage(self, i: int, rates: list[float]) -> Stage:
+        config, dim, downsample = self.config, self.config.dim * 2**i, None
         if i + 1 < len(config.depths):
             downsample = nn.Sequential(OrderedDict(reduction=nn.Sequential(halving_conv(dim, 2 * dim))))
         if i < 2:
             return Stage([ConvBlock(dim, config.layer_scale_conv, rate) for rate in rates], downsample)
-        mixers = [
-            MambaMixer(dim) if j < (depth + 1) // 2 else WindowAttention(dim, config.heads[i]) for j in range(depth)
-        ]
-        blocks = [WindowBlock(dim, mixer, config, rate) for mixer, rate in zip(mixers, rates, strict=True)]
+        scanning = (len(rates) + 1) // 2  # the others attend
+        blocks = []
+        for j, rate in enumerate(rates):
+            attention = None if j < scanning else Attention(dim, config.heads[i], ("qkv", "proj"), bias=True)
+            blocks.append(WindowBlock(dim, attention or MambaMixer(dim), config, rate))
         return WindowStage(blocks, downsample, config.windows[i])

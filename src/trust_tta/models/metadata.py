@@ -32,7 +32,7 @@ class ModelInfo:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], file: Path | None) -> ModelInfo:
-        """Facts from the metadata of `file`; the caller adds the license."""
+        """Facts from the metadata of `file`."""
         fields = _read_json(metadata, "overrides", dict, file) or {}
         return ModelInfo(
             variant=metadata.get("variant"),
@@ -40,6 +40,7 @@ class ModelInfo:
             num_classes=_read_json(metadata, "num_classes", int, file),
             classes=tuple(_read_json(metadata, "classes", list, file) or ()) or None,
             preprocessing=_read_json(metadata, "preprocessing", dict, file),
+            license=metadata.get("license"),
         )
 
     def to_metadata(self) -> dict[str, str]:

@@ -24,7 +24,7 @@ DIRECTIONS = ("h", "h_flip", "v", "v_flip")  # a, b, c, d: as published, the fir
 
 
 class SqueezeExcite(nn.Module):
-    """Weigh the channels of a map (b, c, h, w) by its mean."""
+    """Squeeze-and-excitation of a map (b, c, h, w)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class MultiScaleSS2D(SS2D):
 
 
 class ConvFFN(nn.Module):
-    """Two 1x1 convolutions, between them a depthwise one with a shortcut, then GELU."""
+    """Two 1x1 convolutions; between them, a depthwise one with a shortcut, then GELU."""
 
     backend: str = "auto"
 
@@ -95,7 +95,7 @@ class ConvFFN(nn.Module):
         self.dwc = DepthwiseConv2d(hidden, 3, bias=True)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The layers, and plus `residual` (b, dim, h, w)."""
+        """The output (b, dim, h, w), plus `residual`."""
         return self.linear2(self.dwc.with_shortcut_and_gelu(self.linear1(x), self.backend), residual)
 
 
@@ -125,7 +125,7 @@ class MSVMambaBlock(nn.Module):
 
 
 class MultiScaleStage(Stage):
-    """Blocks that read a map along one direction, and three of a map of half its size joined to one."""
+    """Blocks that scan a map along one direction, and a map of half its size along the other three, joined."""
 
     def paths(self, x: Tensor, directions: Tensor) -> tuple[Paths, Paths]:  # type: ignore[override]
         """Paths through the full and the small map in `directions`, (4,) or (b, 4)."""
@@ -147,6 +147,5 @@ class MSVMamba(VMamba):
     stage_class = MultiScaleStage
     config: MSVMambaConfig
 
-    def make_block(self, dim: int, block: int, drop_path: float) -> nn.Module:
-        del block
+    def make_block(self, dim: int, index: int, drop_path: float) -> nn.Module:
         return MSVMambaBlock(dim, self.config, drop_path)

@@ -74,18 +74,15 @@ def find_network(name: str) -> Any:
 def build_network(name: str, fields: Mapping[str, Any]) -> nn.Module:
     """Build the network `name` with its default preprocessing.
 
-    `fields` are those of the configuration of our networks, and the arguments of the factory for others.
+    `fields` are those of the configuration of our networks, and the arguments of the factory for others, whose
+    `preprocessing` and `classes` are set, None where unknown, and which are made to take pixels.
     """
-    if name not in VARIANTS:
-        return _set_attributes(_call(name, find_network(name), fields))
-    chosen = VARIANTS[name].override(fields)
-    network = FAMILIES[type(chosen)](chosen)
-    cast(ScanNetwork, network).preprocessing = default_preprocessing(name)
-    return network
-
-
-def _set_attributes(network: Any) -> nn.Module:
-    """Set `preprocessing` and `classes` of a network of another package, None where unknown, and let it take pixels."""
+    if name in VARIANTS:
+        chosen = VARIANTS[name].override(fields)
+        ours = FAMILIES[type(chosen)](chosen)
+        cast(ScanNetwork, ours).preprocessing = default_preprocessing(name)
+        return ours
+    network: Any = _call(name, find_network(name), fields)
     own = getattr(network, "preprocessing", None)
     try:
         network.preprocessing = own if isinstance(own, Preprocessing) else _timm_preprocessing(network)
@@ -133,7 +130,7 @@ def _call(name: str, found: Any, fields: Mapping[str, Any]) -> nn.Module:
             f"the network '{name}' cannot be made{given}: {type(error).__name__}: {reason_of(error)}"
         ) from error
     if not isinstance(network, nn.Module):
-        raise ConfigError(f"'{name}' gives a {type(network).__name__}; it must give an nn.Module")
+        raise ConfigError(f"'{name}' returns a {type(network).__name__}; it must return an nn.Module")
     return network
 
 

@@ -17,7 +17,6 @@ from trust_tta.models.variants import VARIANTS, default_preprocessing
 from trust_tta.ops.cache import cache_folder
 from trust_tta.optional import require
 from trust_tta.preprocessing import CIFAR10_MEAN, CIFAR10_STD, PRESETS, Preprocessing
-from trust_tta.progress import SILENT, Progress
 from trust_tta.schema import did_you_mean, show
 
 
@@ -191,25 +190,14 @@ def _entries() -> Iterator[Pretrained]:
 PRETRAINED = {entry.name: entry for entry in _entries()}
 
 
-def find_published(source: str | os.PathLike[str] | None, file: Path | None) -> Pretrained | None:
-    """The published checkpoint of a known name, or that has the name of this file or repository of the hub."""
-    name = str(source)
-    repository = f"{_HUB}{name.removeprefix(HUB_PREFIX)}/" if name.startswith(HUB_PREFIX) else None
-    for known in PRETRAINED.values():
-        same_file = file is not None and known.address is not None and known.file == file.name
-        if name == known.name or same_file or (repository and str(known.address).startswith(repository)):
-            return known
-    return None
-
-
-def locate(pretrained: Pretrained, *, progress: Progress = SILENT) -> Path:
-    """Path of a known checkpoint: shipped, cached, or downloaded now. The caller checks its hash."""
+def locate(pretrained: Pretrained) -> Path:
+    """Path of a known checkpoint: shipped, cached, or downloaded now. Its hash is not checked."""
     if pretrained.address is None:
         return Path(str(resources.files("trust_tta") / "assets" / pretrained.file))
     path = cache_folder() / pretrained.file
     if not path.is_file():
         try:
-            download(pretrained.address, path, sha256=pretrained.sha256, progress=progress)
+            download(pretrained.address, path, sha256=pretrained.sha256)
         except DownloadError as error:
             raise CheckpointError(
                 f"{pretrained.name}: {error}; or fetch it elsewhere and put it at '{path}', or give its path"
@@ -217,23 +205,30 @@ def locate(pretrained: Pretrained, *, progress: Progress = SILENT) -> Path:
     return path
 
 
-def find_file(source: object) -> Path:
-    """Path of the file of a known name, a path or "hf:owner/name"; downloaded on first use."""
+def find_file(source: object) -> tuple[Path, Pretrained | None]:
+    """File of a known name, a path or "hf:owner/name", downloaded on first use, and the entry it is known by.
+
+    Files and repositories of the hub are known by the name of a published one.
+    """
     if not isinstance(source, str | os.PathLike):
         raise CheckpointError(f"a checkpoint is {show(source)}; give a name, a path or a state dict")
-    if str(source) in PRETRAINED:
-        return locate(PRETRAINED[str(source)])
-    file = Path(source)
-    if str(source).startswith(HUB_PREFIX):
-        file = hub_folder(str(source).removeprefix(HUB_PREFIX)) / HUB_WEIGHTS
+    name = str(source)
+    if name in PRETRAINED:
+        return locate(PRETRAINED[name]), PRETRAINED[name]
+    file, repository = Path(source), None
+    if name.startswith(HUB_PREFIX):
+        repository = f"{_HUB}{name.removeprefix(HUB_PREFIX)}/"
+        file = hub_folder(name.removeprefix(HUB_PREFIX)) / HUB_WEIGHTS
     if not file.is_file():
-        if re.fullmatch(r"[\w.]+:\w+", str(source)):
-            raise CheckpointError(f"'{source}' is the name of a network, not of a checkpoint; give --model {source}")
+        if re.fullmatch(r"[\w.]+:\w+", name):
+            raise CheckpointError(f"'{name}' is the name of a network, not of a checkpoint; give --model {name}")
         raise CheckpointError(
             f"no checkpoint at '{file}'; give the path of a .pth or .safetensors file or a known name: "
-            f"{did_you_mean(str(source), PRETRAINED)}"
+            f"{did_you_mean(name, PRETRAINED)}"
         )
-    return file
+    downloads = (known for known in PRETRAINED.values() if known.address)
+    same = (k for k in downloads if k.file == file.name or (repository and str(k.address).startswith(repository)))
+    return file, next(same, None)
 
 
 def hub_folder(source: str | os.PathLike[str], *, revision: str | None = None) -> Path:

@@ -18,9 +18,11 @@ from trust_tta.ops.functional import grouped_scan
 from trust_tta.ops.map_sequences import Paths
 from trust_tta.ops.tensors import Parameters
 
+DIRECTIONS = ("h", "v", "h_flip", "v_flip")  # of networks that scan rows and columns, both ways
+
 
 def visit(directions: Sequence[str], height: int, width: int, device: torch.device) -> Tensor:
-    """The row-major token at each step, (directions, steps); height * width stands for a zero token.
+    """The row-major index of the token at each step, (directions, steps); height * width stands for a zero token.
 
     Shorter sequences end in zero tokens, which nothing follows.
     """

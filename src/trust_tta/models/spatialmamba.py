@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from trust_tta.models.config import SpatialMambaConfig
 from trust_tta.models.layers import LayerNorm2d, Linear2d, Mlp, StochasticDepth, initialize_linear, reset_steps
-from trust_tta.models.sequences import Route, at_least_float32, visit
-from trust_tta.models.staged import Stage, StagedNetwork, add_branch, drop_path_rates
+from trust_tta.models.sequences import DIRECTIONS, Route, at_least_float32, visit
+from trust_tta.models.staged import Stage, StagedNetwork, add_branch
 from trust_tta.ops.batch_norm import BatchNorm2d, norm_with_residual
 from trust_tta.ops.convolution import DepthwiseConv2d
 from trust_tta.ops.functional import grouped_scan
 from trust_tta.ops.map_sequences import read
 
-DIRECTIONS = ("h", "v", "h_flip", "v_flip")
 DILATIONS = {"kernel_3": 1, "kernel_3_1": 3, "kernel_3_2": 5}
 
 
@@ -57,19 +56,8 @@ class ResidualStem(nn.Module):
         return self.conv3(x + self.conv2(x))
 
 
-def bottleneck_downsample(dim: int) -> nn.Sequential:
-    """Half the resolution and twice the channels, through a wide depthwise convolution."""
-    wide = 8 * dim
-    convs = nn.Sequential(
-        conv_layer(nn.Conv2d(dim, wide, 1), norm=False, relu=True),
-        conv_layer(nn.Conv2d(wide, wide, 3, stride=2, padding=1, groups=wide), norm=False, relu=True),
-        conv_layer(nn.Conv2d(wide, 2 * dim, 1), norm=True, relu=False),
-    )
-    return nn.Sequential(OrderedDict(conv=convs))
-
-
 class PositionedBlock(nn.Module):
-    """A mixer and an MLP, each with a norm before it, and before both a depthwise convolution for positions."""
+    """Pre-norm mixer and MLP, each after a depthwise convolution that encodes positions."""
 
     def __init__(self, dim: int, mixer: nn.Module, names: Sequence[str], *, mlp_ratio: float, drop_path: float) -> None:
         super().__init__()
@@ -92,7 +80,7 @@ class PositionedBlock(nn.Module):
 
 
 class StateFusion(nn.Module):
-    """The weighed sum of three dilated depthwise convolutions of a map with replicated borders."""
+    """The weighted sum of three dilated depthwise convolutions of a map with replicated borders."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -103,7 +91,7 @@ class StateFusion(nn.Module):
         self.alpha = nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (b, c, h, w); the kernels are read anew in every pass, so that they can be adapted."""
+        """x (b, c, h, w); the kernels are combined in every pass, so that they can be adapted."""
         widest, (height, width) = max(DILATIONS.values()), x.shape[2:]
         padded = F.pad(x, (widest,) * 4, mode="replicate")
         y = torch.zeros_like(x)
@@ -174,22 +162,28 @@ class SpatialMamba(StagedNetwork):
         "scan_h_flip": (2,),
         "scan_v_flip": (3,),
     }
-    mixer_names: ClassVar[tuple[str, ...]] = (".self_attention.",)
+    mixer: ClassVar[str] = r"\.self_attention\."
     part_names: ClassVar[tuple[str, str, str]] = ("ln_1", "self_attention", "ln_2")
     config: SpatialMambaConfig
 
     def __init__(self, config: SpatialMambaConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.patch_embed = ResidualStem(config.in_channels, config.dims[0])
-        self.layers = nn.ModuleList()
-        for i, rates in enumerate(drop_path_rates(config.drop_path, config.depths)):
-            dim, names, ratio = config.dims[i], self.part_names, config.mlp_ratio
-            blocks = [PositionedBlock(dim, self.make_mixer(i), names, mlp_ratio=ratio, drop_path=r) for r in rates]
-            self.layers.append(Stage(blocks, bottleneck_downsample(dim) if i + 1 < len(config.dims) else None))
+        super().__init__(config, ResidualStem(config.in_channels, config.dims[0]))
         self.norm = LayerNorm2d(config.dims[-1])
         self.head = nn.Linear(config.dims[-1], config.num_classes)
         self.apply(initialize_linear)
+
+    def make_stage(self, i: int, rates: list[float]) -> Stage:
+        dim, names, ratio = self.config.dims[i], self.part_names, self.config.mlp_ratio
+        blocks = [PositionedBlock(dim, self.make_mixer(i), names, mlp_ratio=ratio, drop_path=rate) for rate in rates]
+        if i + 1 == len(self.config.dims):
+            return Stage(blocks, None)
+        wide = 8 * dim
+        convs = nn.Sequential(
+            conv_layer(nn.Conv2d(dim, wide, 1), norm=False, relu=True),
+            conv_layer(nn.Conv2d(wide, wide, 3, stride=2, padding=1, groups=wide), norm=False, relu=True),
+            conv_layer(nn.Conv2d(wide, 2 * dim, 1), norm=True, relu=False),
+        )
+        return Stage(blocks, nn.Sequential(OrderedDict(conv=convs)))
 
     def make_mixer(self, stage: int) -> nn.Module:
         return StateFusionSSM(self.config.dims[stage])

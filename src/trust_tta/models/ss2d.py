@@ -29,23 +29,16 @@ class SS2D(nn.Module):
         self.x_proj_weight = nn.Parameter(torch.empty(groups, dt_rank + 2 * d_state, inner))
         self.dt_projs_weight = nn.Parameter(torch.empty(groups, inner, dt_rank))
         self.dt_projs_bias = nn.Parameter(torch.empty(groups, inner))
-        self.A_logs = nn.Parameter(torch.empty(groups * inner, d_state))
+        self.A_logs = nn.Parameter(torch.log(torch.arange(1.0, d_state + 1)).repeat(groups * inner, 1))
         self.Ds = nn.Parameter(torch.ones(groups * inner))
         self.out_norm = LayerNorm2d(inner)
         self.out_proj = Linear2d(inner, dim, bias=False)
-        self.reset_scan_parameters()
-
-    def reset_scan_parameters(self) -> None:
-        """A = -1..-n in every channel, D = 1: Mamba's initial values."""
-        with torch.no_grad():
-            for group in self.x_proj_weight:
-                nn.init.kaiming_uniform_(group, a=math.sqrt(5))
-            reset_steps(self.dt_projs_weight, self.dt_projs_bias)
-            self.A_logs.copy_(torch.log(torch.arange(1.0, self.A_logs.shape[1] + 1)).expand_as(self.A_logs))
-            self.Ds.fill_(1)
+        for group in self.x_proj_weight.data:
+            nn.init.kaiming_uniform_(group, a=math.sqrt(5))
+        reset_steps(self.dt_projs_weight, self.dt_projs_bias)
 
     def forward(self, x: Tensor, directions: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x (b, dim, h, w); `directions` (4,) or (b, 4) as in `scan.scan_map`; plus `residual` (b, dim, h, w)."""
+        """x (b, dim, h, w); `directions` (4,) or (b, 4) as in `functional.scan_map`; plus `residual` (b, dim, h, w)."""
         x = self.in_proj(x)
         if self.gate:
             x, z = x.chunk(2, dim=1)

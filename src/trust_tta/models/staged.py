@@ -1,4 +1,4 @@
-"""Networks of a stem, stages of falling resolution, a norm, pooling and a head."""
+"""Networks with a stem, stages of decreasing resolution, a norm, pooling and a head."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from trust_tta.models.base import Orders, ScanNetwork
-from trust_tta.models.layers import StochasticDepth
-from trust_tta.models.parameter_roles import Kind, Role
-from trust_tta.ops.tensors import Parameters
+from trust_tta.models.config import NetworkConfig
+from trust_tta.models.layers import Linear2d, StochasticDepth
 
 
 class Stage(nn.Module):
@@ -39,17 +37,23 @@ class Stage(nn.Module):
 class StagedNetwork(ScanNetwork):
     """Maps images (n, channels, h, w) to logits (n, classes) through maps (n, c, h, w), channel-last in memory.
 
-    The class attributes are the names that the published files use, and the last names of the parameters of the scan.
+    Subclasses add the norm and the head, under the names of the published files.
     """
 
     stages_path: ClassVar[str] = "layers"
     norm_path: ClassVar[str] = "norm"
-    mixer_names: ClassVar[tuple[str, ...]] = (".op.",)
-    scan_names: ClassVar[tuple[str, ...]] = Parameters._fields
-    patch_embed: nn.Module
+
+    def __init__(self, config: NetworkConfig, stem: nn.Module) -> None:
+        super().__init__(config)
+        self.patch_embed = stem
+        rates = drop_path_rates(config.drop_path, [depth for depth, _ in config.stages()])
+        self.add_module(self.stages_path, nn.ModuleList(self.make_stage(i, each) for i, each in enumerate(rates)))
+
+    def make_stage(self, i: int, rates: list[float]) -> nn.Module:
+        """Stage i, with a block for each rate of stochastic depth, and a `downsample`."""
+        raise NotImplementedError
 
     def stages(self) -> list[Any]:
-        """The stages in turn, each with a `downsample`."""
         return list(cast(nn.ModuleList, self.get_submodule(self.stages_path)))
 
     def embed(self, images: Tensor) -> Tensor:
@@ -77,21 +81,8 @@ class StagedNetwork(ScanNetwork):
         normal: Tensor = self.get_submodule(self.norm_path)(x)
         return normal.permute(0, 2, 3, 1).flatten(1, 2).mean(1)  # so that its gradient lies as the map does
 
-    def parameter_roles(self) -> dict[str, Role]:
-        """The role of every parameter, by name; norms inside a mixer count as `other`, as in the paper."""
-        last_names = (f"{self.stages_path}.{len(self.stages()) - 1}.", f"{self.norm_path}.", f"{self.head_path}.")
-        return {name: Role(self._kind(name), name.startswith(last_names)) for name, _ in self.named_parameters()}
-
-    def _kind(self, name: str) -> Kind:
-        module = self.get_submodule(name.rpartition(".")[0])
-        is_norm = isinstance(module, _BatchNorm | nn.LayerNorm)  # SyncBatchNorm, too
-        mixer = next((part for part in self.mixer_names if part in name), None)
-        if mixer is None:
-            return "norm" if is_norm else "other"
-        inside = name.partition(mixer)[2].split(".")
-        if inside[0] in self.scan_names:
-            return "scan"
-        return "projection" if inside[0] in ("in_proj", "out_proj") or inside[0].startswith("conv") else "other"
+    def last_stage(self) -> tuple[str, ...]:
+        return f"{self.stages_path}.{len(self.stages()) - 1}.", f"{self.norm_path}.", f"{self.head_path}."
 
 
 def drop_path_rates(rate: float, depths: Iterable[int]) -> list[list[float]]:
@@ -101,13 +92,23 @@ def drop_path_rates(rate: float, depths: Iterable[int]) -> list[list[float]]:
     return [[next(rates) for _ in range(depth)] for depth in depths]
 
 
-def attend(qkv: Tensor, heads: int) -> Tensor:
-    """Multi-head attention among the pixels of a map (b, 3c, h, w) of queries, keys and values: (b, c, h, w)."""
-    b, channels, height, width = qkv.shape
-    tokens = qkv.permute(0, 2, 3, 1).reshape(b, height * width, 3, heads, channels // 3 // heads)
-    q, k, v = tokens.permute(2, 0, 3, 1, 4)
-    y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-    return y.reshape(b, height, width, channels // 3).permute(0, 3, 1, 2)
+class Attention(nn.Module):
+    """Multi-head attention among all pixels of a map, without positions; `names` of its two layers as published."""
+
+    def __init__(self, dim: int, heads: int, names: tuple[str, str], *, bias: bool) -> None:
+        super().__init__()
+        self.heads, self.names = heads, names
+        self.add_module(names[0], Linear2d(dim, 3 * dim, bias=bias))
+        self.add_module(names[1], Linear2d(dim, dim))
+
+    def forward(self, x: Tensor, directions: object) -> Tensor:
+        """x (b, c, h, w)."""
+        to_qkv, to_out = self.names
+        b, c, height, width = x.shape
+        tokens = getattr(self, to_qkv)(x).permute(0, 2, 3, 1).reshape(b, height * width, 3, self.heads, c // self.heads)
+        y = F.scaled_dot_product_attention(*tokens.permute(2, 0, 3, 1, 4)).transpose(1, 2)
+        y = y.reshape(b, height, width, c).permute(0, 3, 1, 2)
+        return cast(Tensor, getattr(self, to_out)(y))
 
 
 def add_branch(x: Tensor, branch: Tensor, drop_path: StochasticDepth, scale: Tensor | None = None) -> Tensor:

@@ -24,7 +24,7 @@ from trust_tta.preprocessing import Preprocessing, network_input
 
 
 class Backbone(VMamba):
-    """A VMamba without its classifier, and with a norm for the map of each stage."""
+    """A VMamba without a classifier, with a norm for the map of each stage."""
 
     def __init__(self, config: VMambaConfig) -> None:
         own = {name: value for name, value in config if name in VMambaConfig.model_fields}
@@ -48,7 +48,7 @@ def conv_bn_relu(channels: int, out_channels: int, size: int) -> nn.Sequential:
 class UPerHead(nn.Module):
     """Maps of several strides, fine to coarse, to logits (n, classes, h, w) at the size of the finest.
 
-    The coarsest is pooled to `pools` x `pools` cells at several scales; from there to the finest, maps are added up.
+    The coarsest is average-pooled to `pools` x `pools` cells at each scale (PSP); then maps are added top-down (FPN).
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class FCNHead(nn.Module):
 
 
 class UPerNet(nn.Module):
-    """images (n, channels, h, w) -> logits (n, classes, h, w), under a traversal order as a VMamba has it.
+    """images (n, channels, h, w) -> logits (n, classes, h, w), under a scan order of its VMamba.
 
     >>> from trust_tta import create_model
     >>> model = create_model("upernet_vmamba_nano", num_classes=11)
@@ -135,7 +135,7 @@ class UPerNet(nn.Module):
         return self.decode_head.conv_seg.out_channels
 
     def forward(self, images: Tensor, order: Orders = None, *, directions: Tensor | None = None) -> Tensor:
-        """Logits at the size of the images, under one order, one for each image, or what `directions` gave for them."""
+        """Logits at the size of the images; `order` and `directions` as those of `ScanNetwork.forward`."""
         images = network_input(self, images)
         return resize(self.forward_coarse(images, order, directions=directions), images.shape[2:])
 
@@ -144,7 +144,7 @@ class UPerNet(nn.Module):
         return self.decode_head(self.forward_maps(images, order, directions=directions))
 
     def forward_training(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The coarse logits of both heads, (n, classes, h', w') each, of one pass."""
+        """The coarse logits of both heads, (n, classes, h', w') each, from one forward pass."""
         maps = self.forward_maps(images)
         return self.decode_head(maps), self.auxiliary_head(maps[-2])
 
@@ -181,7 +181,7 @@ class UPerNet(nn.Module):
         return tuple(name for name, _ in self.named_parameters() if name.startswith(fixed))
 
     def set_stochastic_depth(self, enabled: bool) -> None:
-        """Switch stochastic depth alone, whatever mode the rest of the network is in."""
+        """Switch stochastic depth, whatever mode the rest of the network is in."""
         self.backbone.set_stochastic_depth(enabled)
 
     def set_scan_backend(self, backend: str) -> None:

@@ -18,7 +18,6 @@ from trust_tta.errors import ShapeError
 from trust_tta.models.base import Orders, ScanNetwork
 from trust_tta.models.config import VimConfig
 from trust_tta.models.layers import StochasticDepth, reset_steps
-from trust_tta.models.parameter_roles import Kind, Role
 from trust_tta.models.sequences import Route, scan_sequences, visit
 from trust_tta.models.staged import drop_path_rates
 from trust_tta.ops.map_sequences import read
@@ -35,7 +34,7 @@ class Mixer(nn.Module):
     """Project, then convolve and scan in two directions with parameters of their own, gate, project back."""
 
     backend: str = "auto"
-    ends: tuple[str, ...] = ("", "_b")  # of the parameters' names, one for each set
+    suffixes: tuple[str, ...] = ("", "_b")  # of the parameters' names, one for each direction
     decay = "A{}_log"  # the name of A
 
     def __init__(self, dim: int, *, d_state: int, halve: bool) -> None:
@@ -43,20 +42,14 @@ class Mixer(nn.Module):
         self.halve = halve
         inner, rank = 2 * dim, math.ceil(dim / 16)
         self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
-        for end in self.ends:
-            self.add_module(f"conv1d{end}", nn.Conv1d(inner, inner, CONV_SIZE, groups=inner))
-            self.add_module(f"x_proj{end}", nn.Linear(inner, rank + 2 * d_state, bias=False))
-            self.add_module(f"dt_proj{end}", nn.Linear(rank, inner))
-            self.register_parameter(self.decay.format(end), nn.Parameter(torch.empty(inner, d_state)))
-            self.register_parameter(f"D{end}", nn.Parameter(torch.ones(inner)))
+        for suffix in self.suffixes:
+            self.add_module(f"conv1d{suffix}", nn.Conv1d(inner, inner, CONV_SIZE, groups=inner))
+            self.add_module(f"x_proj{suffix}", nn.Linear(inner, rank + 2 * d_state, bias=False))
+            self.add_module(f"dt_proj{suffix}", nn.Linear(rank, inner))
+            A_log = torch.log(torch.arange(1.0, d_state + 1)).repeat(inner, 1)
+            self.register_parameter(self.decay.format(suffix), nn.Parameter(A_log))
+            self.register_parameter(f"D{suffix}", nn.Parameter(torch.ones(inner)))
         self.out_proj = nn.Linear(inner, dim, bias=False)
-        self.reset_scan_parameters()
-
-    @torch.no_grad()
-    def reset_scan_parameters(self) -> None:
-        """A = -1..-n in every channel, D = 1: Mamba's initial values."""
-        for A_log in self.each(self.decay):
-            A_log.copy_(torch.log(torch.arange(1.0, A_log.shape[1] + 1)).expand_as(A_log))
         for weight, bias in zip(self.each("dt_proj{}.weight"), self.each("dt_proj{}.bias"), strict=True):
             reset_steps(weight, bias)
 
@@ -67,8 +60,8 @@ class Mixer(nn.Module):
         return self.out_proj((y / 2 if self.halve else y).transpose(1, 2))
 
     def scan(self, u: Tensor, route: Route) -> Tensor:
-        """u (b, c, l) as each set of parameters reads it, (b, k, c, l), the tokens in their places again."""
-        u = read(u.unsqueeze(1).expand(-1, len(self.ends), -1, -1), route.visits)
+        """u (b, c, l) scanned in each direction, (b, k, c, l), with the tokens back in place."""
+        u = read(u.unsqueeze(1).expand(-1, len(self.suffixes), -1, -1), route.visits)
         parameters = Parameters(
             torch.stack(self.each("x_proj{}.weight")),
             torch.stack(self.each("dt_proj{}.weight")),
@@ -79,14 +72,14 @@ class Mixer(nn.Module):
         return read(scan_sequences(F.silu(self.convolve(u)), parameters, backend=self.backend), route.returns)
 
     def convolve(self, u: Tensor) -> Tensor:
-        """Each step of u (b, k, c, l) with the three before it."""
+        """Causal convolution of u (b, k, c, l): each step with the three before it."""
         weight, bias = (torch.cat(self.each(f"conv1d{{}}.{part}")) for part in ("weight", "bias"))
         padded = F.pad(u.flatten(1, 2), (CONV_SIZE - 1, 0))
         return F.conv1d(padded, weight, bias, groups=len(weight)).view(u.shape)
 
     def each(self, name: str) -> list[Tensor]:
-        """A weight of every set; where a call puts a plain tensor in place of a parameter, that one."""
-        return [attrgetter(name.format(end))(self) for end in self.ends]
+        """A weight of every direction, looked up by name so that `functional_call` can replace it."""
+        return [attrgetter(name.format(suffix))(self) for suffix in self.suffixes]
 
 
 class VimLayer(nn.Module):
@@ -122,24 +115,25 @@ class Vim(ScanNetwork):
     """images (n, channels, h, w) of one size -> logits (n, classes)."""
 
     orders: ClassVar[Mapping[str, Sequence[int]]] = SCAN_ORDERS
+    mixer: ClassVar[str] = r"\.mixer\."
     config: VimConfig
 
     def __init__(self, config: VimConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         dim = config.dim
         self.patch_embed = PatchEmbedding(config.in_channels, dim, patch=config.patch_size, stride=config.stride)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.pos_embed = nn.Parameter(torch.zeros(1, math.prod(config.grid) + config.class_token, dim))
         (rates,) = drop_path_rates(config.drop_path, [config.depth])
         self.layers = nn.ModuleList(VimLayer(dim, self.make_mixer(), rate) for rate in rates)
+        self.rope: nn.Module | None = None  # rotary embedding, of a LocalVim
         self.norm_f = nn.RMSNorm(dim, eps=EPS)
         self.head = nn.Linear(dim, config.num_classes)
         for weight in (self.cls_token, self.pos_embed, self.head.weight):
             if weight is not None:
                 nn.init.trunc_normal_(weight, std=0.02)
         nn.init.zeros_(self.head.bias)
-        for layer in cast(list[VimLayer], self.layers):  # the sum of all layers is as large as one
+        for layer in cast(list[VimLayer], self.layers):  # the sum of all layers has the scale of one
             nn.init.kaiming_uniform_(layer.mixer.out_proj.weight, a=math.sqrt(5))
             layer.mixer.out_proj.weight.data.div_(math.sqrt(len(self.layers)))
 
@@ -156,11 +150,16 @@ class Vim(ScanNetwork):
         residual = self.embed(images)
         if directions is None:
             directions = self.scan_directions(order, images.shape[0])
-        forwards = insert_token(visit(("h", "v"), *self.config.grid, residual.device), self.middle)
-        route = Route.along(torch.cat((forwards, forwards.flip(1)))[directions], residual.shape[1])
-        for layer in self.layers:
-            residual = layer(residual, route)
+        rope = self.rope
+        for layer, route in zip(self.layers, self.routes(directions), strict=True):
+            residual = layer(residual if rope is None else rope(residual), route)
         return residual
+
+    def routes(self, directions: Tensor) -> list[Route]:
+        """The route of each layer, with a sequence for each set of parameters."""
+        forwards = insert_token(visit(("h", "v"), *self.config.grid, directions.device), self.middle)
+        route = Route.along(torch.cat((forwards, forwards.flip(1)))[directions], self.pos_embed.shape[1])
+        return [route] * len(self.layers)
 
     def pool(self, x: Tensor) -> Tensor:
         """The class token (n, dim) of all tokens (n, tokens, dim), normalized; where there is none, their mean."""
@@ -184,11 +183,10 @@ class Vim(ScanNetwork):
         tokens = tokens + self.pos_embed
         return tokens.to(torch.promote_types(tokens.dtype, torch.float32))
 
-    def parameter_roles(self) -> dict[str, Role]:
-        """The role of every parameter, by name; the last quarter of the layers counts as the last stage."""
+    def last_stage(self) -> tuple[str, ...]:
+        """The last quarter of the layers counts as the last stage."""
         first = len(self.layers) - math.ceil(len(self.layers) / 4)
-        late = (*(f"layers.{i}." for i in range(first, len(self.layers))), "norm_f.", "head.")
-        return {name: _role(name, name.startswith(late)) for name, _ in self.named_parameters()}
+        return *(f"layers.{i}." for i in range(first, len(self.layers))), "norm_f.", "head."
 
 
 def insert_token(visits: Tensor, middle: int) -> Tensor:
@@ -196,11 +194,3 @@ def insert_token(visits: Tensor, middle: int) -> Tensor:
     visits = visits + (visits >= middle)
     token = visits.new_full((len(visits), 1), middle)
     return torch.cat((visits[:, :middle], token, visits[:, middle:]), dim=1)
-
-
-def _role(name: str, last: bool) -> Role:
-    if ".mixer." in name:
-        part = name.split(".mixer.")[1].split(".")[0]
-        kind: Kind = "projection" if part.startswith(("in_proj", "out_proj", "conv1d")) else "scan"
-        return Role("other" if part == "attn" else kind, last)
-    return Role("norm" if "norm" in name else "other", last)

@@ -10,17 +10,18 @@ from torch import Tensor, nn
 
 from trust_tta.models.base import Orders
 from trust_tta.models.config import VMambaConfig
-from trust_tta.models.layers import Mlp, StochasticDepth, initialize_linear, make_downsample, make_norm, make_stem
+from trust_tta.models.layers import Mlp, StochasticDepth, initialize_linear, make_downsample, make_norm
 from trust_tta.models.ss2d import SS2D
-from trust_tta.models.staged import Stage, StagedNetwork, drop_path_rates
+from trust_tta.models.staged import Stage, StagedNetwork
 from trust_tta.ops.batch_norm import norm_with_residual
+from trust_tta.ops.convolution import FirstConv2d, StridedConv2d
 from trust_tta.orders import ScanOrder
 
 
 class Block(nn.Module):
     """x + SS2D(norm(x)), then x + MLP(norm(x)) where the network has MLPs."""
 
-    def __init__(self, dim: int, config: VMambaConfig, op: SS2D, drop_path: float) -> None:
+    def __init__(self, dim: int, config: VMambaConfig, op: nn.Module, drop_path: float) -> None:
         super().__init__()
         self.norm = make_norm(config.norm, dim)
         self.op = op
@@ -56,44 +57,43 @@ class VMamba(StagedNetwork):
     orders: ClassVar[Mapping[str, Sequence[int]]] = {
         str(order): [order.inverse[i] for i in (0, 2, 1, 3)] for order in ScanOrder.all()
     }
+    mixer: ClassVar[str] = r"\.op\."
     norm_path: ClassVar[str] = "classifier.norm"
     head_path: ClassVar[str] = "classifier.head"
     stage_class: ClassVar[type[Stage]] = Stage
     config: VMambaConfig
     patch_embed: nn.Sequential
+    layers: nn.ModuleList
     classifier: Classifier
 
     def __init__(self, config: VMambaConfig) -> None:
-        super().__init__()
-        self.config = config
-        dims, depths = config.dims, config.depths
-        self.patch_embed = make_stem(
-            config.in_channels, dims[0], config.patch_size, overlapping=config.overlapping_stem, norm=config.norm
-        )
-        stages = []
-        for i, (dim, rates) in enumerate(zip(dims, drop_path_rates(config.drop_path, depths), strict=True)):
-            downsample: nn.Module = nn.Identity()
-            if i + 1 < len(dims):
-                downsample = make_downsample(dim, dims[i + 1], merging=config.merging_downsample, norm=config.norm)
-            stages.append(self.make_stage(i, rates, downsample))
-        self.layers = nn.ModuleList(stages)
-        self.classifier = Classifier(dims[-1], config.norm, config.num_classes)
+        channels, dim, patch, norm = config.in_channels, config.dims[0], config.patch_size, config.norm
+        if config.overlapping_stem:
+            stride = patch // 2
+            stem = nn.Sequential(  # the indices are upstream's
+                FirstConv2d(channels, dim // 2, stride + 1, stride=stride, padding=1),
+                nn.Identity(),
+                make_norm(norm, dim // 2),
+                nn.Identity(),
+                nn.GELU(),
+                StridedConv2d(dim // 2, dim, stride + 1, stride=stride, padding=1),
+                nn.Identity(),
+                make_norm(norm, dim),
+            )
+        else:
+            stem = nn.Sequential(nn.Conv2d(channels, dim, patch, stride=patch), nn.Identity(), make_norm(norm, dim))
+        super().__init__(config, stem)
+        self.classifier = Classifier(config.dims[-1], config.norm, config.num_classes)
         self.apply(initialize_linear)
 
-    def make_stage(self, i: int, rates: list[float], downsample: nn.Module) -> nn.Module:
-        """Stage i, a block for each rate of stochastic depth."""
-        first = sum(self.config.depths[:i])
+    def make_stage(self, i: int, rates: list[float]) -> nn.Module:
+        downsample, first = make_downsample(self.config, i), sum(self.config.depths[:i])
         blocks = [self.make_block(self.config.dims[i], first + j, rate) for j, rate in enumerate(rates)]
         return self.stage_class(blocks, downsample)
 
-    def make_block(self, dim: int, block: int, drop_path: float) -> nn.Module:
-        """A block of a stage; blocks are counted over all stages."""
-        return Block(dim, self.config, self.make_op(dim, block), drop_path)
-
-    def make_op(self, dim: int, block: int) -> SS2D:
-        """SS2D of a block; blocks are counted over all stages."""
-        del block
-        return SS2D(dim, self.config)
+    def make_block(self, dim: int, index: int, drop_path: float) -> nn.Module:
+        """Block `index` of the network."""
+        return Block(dim, self.config, SS2D(dim, self.config), drop_path)
 
     def forward_stem(self, images: Tensor) -> Tensor | None:
         """First convolution of the images, which no scan order changes; None where it is adapted or observed."""

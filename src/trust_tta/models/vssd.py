@@ -16,7 +16,7 @@ from trust_tta.errors import ShapeError
 from trust_tta.models.config import VSSDConfig
 from trust_tta.models.layers import LayerNorm2d, Linear2d
 from trust_tta.models.spatialmamba import SpatialMamba
-from trust_tta.models.staged import attend
+from trust_tta.models.staged import Attention
 from trust_tta.ops.convolution import DepthwiseConv2d
 
 REDUCTION = 32  # of the last map
@@ -50,34 +50,20 @@ class NonCausalSSD(nn.Module):
         return self.out_proj(self.norm(y.reshape(b, inner, height, width)) * z)
 
 
-class GlobalAttention(nn.Module):
-    """Multi-head attention among all tokens of a map, under the published names."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.to_qkv = Linear2d(dim, 3 * dim, bias=False)
-        self.to_out = Linear2d(dim, dim)
-
-    def forward(self, x: Tensor, directions: Tensor | None) -> Tensor:
-        return self.to_out(attend(self.to_qkv(x), self.heads))
-
-
 class VSSD(SpatialMamba):
     """Maps images (n, channels, h, w) to logits (n, classes); the sides of the images are multiples of 32."""
 
     orders: ClassVar[Mapping[str, Sequence[int]]] = {"any": ()}
     order_free: ClassVar[bool] = True
-    mixer_names: ClassVar[tuple[str, ...]] = (".attn.",)
+    mixer: ClassVar[str] = r"\.attn\."
     part_names: ClassVar[tuple[str, str, str]] = ("norm1", "attn", "norm2")
-    scan_names: ClassVar[tuple[str, ...]] = ("A_log", "dt_bias", "D")
     config: VSSDConfig
 
     def make_mixer(self, stage: int) -> nn.Module:
         config = self.config
         dim, heads = config.dims[stage], config.heads[stage]
         if config.attention[stage]:
-            return GlobalAttention(dim, heads)
+            return Attention(dim, heads, ("to_qkv", "to_out"), bias=False)
         return NonCausalSSD(dim, heads, config.d_state, positive_decay=config.positive_decay)
 
     def check_images(self, images: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ HEADS = (  # prefixes of the parameters that depend on the classes
 AUXILIARY = "auxiliary_head."  # for training: files may come without it
 NOT_FINITE = "with values that are not finite"
 
-# Spellings of older upstream files and of TRUST's files, and what they are called now.
+# Names in older upstream files and in TRUST's files, and today's.
 _RENAMES = (
     (re.compile(r"^module\."), ""),
     (re.compile(r"\.ln_1\."), ".norm."),
@@ -41,7 +41,7 @@ _RENAMES = (
 )
 _LINEAR = re.compile(r"\.(in_proj|out_proj|fc1|fc2|reduction)\.weight$")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Of the standard library, what training scripts put beside their weights and a stand-in can replace.
+# Standard-library objects that training scripts store beside the weights; stand-ins replace them.
 _HARMLESS = ("argparse.Namespace", "builtins.getattr", "collections.defaultdict", "collections.deque")
 _HARMLESS_MODULES = ("pathlib", "datetime", "enum")
 _HARMLESS_TYPES = ["bool", "bytes", "dict", "float", "frozenset", "int", "list", "object", "slice", "str", "tuple"]
@@ -68,10 +68,15 @@ def read_weights(path: Path, *, ema: bool = False) -> WeightsFile:
             if (size := path.stat().st_size) > MAX_FILE_BYTES:
                 raise CheckpointError(f"'{path}' has {size} bytes; files up to {MAX_FILE_BYTES} bytes are read")
             if path.suffix == ".safetensors":
-                content, metadata, digest = _read_safetensors(file)
+                from safetensors.torch import load
+
+                data = file.read()
+                content: Any = load(data)
+                header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+                metadata, digest = dict(header.get("__metadata__") or {}), hashlib.sha256(data).hexdigest()
             else:
                 metadata, digest = {}, hashlib.file_digest(file, "sha256").hexdigest()
-                content = _read_pickle(file)
+                content = _read_pickle(file, size)
     except CheckpointError:
         raise
     except Exception as error:  # the readers raise many types; each means the same to a user
@@ -87,20 +92,14 @@ def encode_weights(state: Mapping[str, Tensor], about: Mapping[str, str]) -> byt
     return save(content, {"format": "pt", **about})
 
 
-def _read_safetensors(file: BinaryIO) -> tuple[dict[str, Tensor], dict[str, str], str]:
-    from safetensors.torch import load
-
-    data = file.read()
-    content = load(data)
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return content, dict(header.get("__metadata__") or {}), hashlib.sha256(data).hexdigest()
-
-
-def _read_pickle(file: BinaryIO) -> Any:
+def _read_pickle(file: BinaryIO, size: int) -> Any:
     file.seek(0)
     foreign: set[str] = set()
     if zipfile.is_zipfile(file):
-        _refuse_compressed(file)
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+        if any(e.compress_type != zipfile.ZIP_STORED for e in entries) or sum(e.file_size for e in entries) > size:
+            raise ValueError("its content is compressed, which PyTorch never does")
         file.seek(0)
         foreign = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
     file.seek(0)
@@ -108,16 +107,6 @@ def _read_pickle(file: BinaryIO) -> Any:
     with torch.serialization.safe_globals(stand_ins), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pickle protocols and deprecated storages: nothing to be done
         return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def _refuse_compressed(file: BinaryIO) -> None:
-    """Refuse a zip file that expands: PyTorch stores its archives uncompressed."""
-    file.seek(0, 2)
-    size = file.tell()
-    with zipfile.ZipFile(file) as archive:
-        entries = archive.infolist()
-    if any(e.compress_type != zipfile.ZIP_STORED for e in entries) or sum(e.file_size for e in entries) > size:
-        raise ValueError("its content is compressed, which PyTorch never does")
 
 
 class StandIn:
@@ -160,7 +149,7 @@ def _explain(error: BaseException) -> str:
     # PyTorch's own message for a broken pickle advises to switch the safety off
     lines = "" if isinstance(error, pickle.UnpicklingError) else str(error).strip()
     reason = _printable(lines.splitlines()[0]) if lines else type(error).__name__
-    return f"it is damaged or of another kind ({reason}); is the download complete?"
+    return f"it is damaged or in another format ({reason}); is the download complete?"
 
 
 def pick_state(content: object, *, origin: str, ema: bool = False) -> dict[str, Tensor]:
@@ -217,27 +206,12 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], *, origin: str, he
     state = dict(state)
     if not any(name.startswith(AUXILIARY) for name in state):
         state |= {name: value for name, value in own.items() if name.startswith(AUXILIARY)}
-    for name in own:  # counters of batches seen, which older files lack and nothing here reads
+    for name in own:  # counters that older files lack and nothing here reads
         if name.endswith("num_batches_tracked"):
             state.setdefault(name, own[name])
     if not head:
         state = {k: v for k, v in state.items() if not k.startswith(HEADS)}
         state |= {k: v for k, v in own.items() if k.startswith(HEADS)}
-    _check(own, state, origin)
-    model.load_state_dict(state)
-
-
-def state_digest(state: Mapping[str, Tensor]) -> str:
-    """sha256 of the names, shapes, dtypes and bytes of a state dict."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        value = state[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _check(own: Mapping[str, Tensor], state: Mapping[str, Tensor], origin: str) -> None:
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if missing and all("running_" in name for name in missing):
         raise CheckpointError(
@@ -251,9 +225,8 @@ def _check(own: Mapping[str, Tensor], state: Mapping[str, Tensor], origin: str) 
         )
     problems = {"missing from the file": missing, "unknown to the network": unexpected}
     for name in sorted(own.keys() & state.keys()):
-        if problem := _misfit(own[name], state[name]):
-            what, _, details = problem.partition(": ")
-            problems.setdefault(what, []).append(f"{name} {details}".strip())
+        if misfit := _misfit(own[name], state[name]):
+            problems.setdefault(misfit[0], []).append(f"{name} {misfit[1]}".strip())
     lines = [
         f"{len(names)} {what}: {', '.join(map(_printable, names[:4]))}{', ...' if len(names) > 4 else ''}"
         for what, names in problems.items()
@@ -261,27 +234,36 @@ def _check(own: Mapping[str, Tensor], state: Mapping[str, Tensor], origin: str) 
     ]
     if lines:
         raise CheckpointError(f"{origin} does not fit the network: " + "; ".join(lines))
+    model.load_state_dict(state)
 
 
-def _misfit(own: Tensor, given: Tensor) -> str:
-    """Reason why a tensor cannot be loaded, or ""; cheap checks first, so that no wrong tensor is computed with."""
+def state_digest(state: Mapping[str, Tensor]) -> str:
+    """sha256 of the names, shapes, dtypes and bytes of a state dict."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _misfit(own: Tensor, given: Tensor) -> tuple[str, str] | None:
+    """Reason why a tensor cannot be loaded, and details; cheap checks first."""
     if not _plain(given):
         kind = "without data" if given.is_meta else f"of layout {str(given.layout).removeprefix('torch.')}"
-        return f"not a plain tensor: ({kind})"
+        return "not a plain tensor", f"({kind})"
     if own.shape != given.shape:
-        return f"of another shape: {tuple(given.shape)} in the file, {tuple(own.shape)} in the network"
-    dtype = str(given.dtype).removeprefix("torch.")
-    if own.is_floating_point():
-        if given.dtype not in _FLOATS:
-            return f"of a dtype that no network has: ({dtype})" if given.is_floating_point() else "of whole numbers"
-        if own.is_meta:
-            return ""
-        if not bool(given.to(own.dtype).isfinite().all()):
-            finite = bool(given.isfinite().all())
-            return f"with values beyond {str(own.dtype).removeprefix('torch.')}" if finite else NOT_FINITE
-    elif given.is_floating_point() or given.is_complex() or given.is_quantized:
-        return f"of another dtype: ({dtype})"
-    return ""
+        return "of another shape", f"{tuple(given.shape)} in the file, {tuple(own.shape)} in the network"
+    dtype = f"({str(given.dtype).removeprefix('torch.')})"
+    if not own.is_floating_point():
+        other = given.is_floating_point() or given.is_complex() or given.is_quantized
+        return ("of another dtype", dtype) if other else None
+    if given.dtype not in _FLOATS:
+        return ("of a dtype that no network has", dtype) if given.is_floating_point() else ("of whole numbers", "")
+    if own.is_meta or bool(given.to(own.dtype).isfinite().all()):
+        return None
+    finite = bool(given.isfinite().all())
+    return f"with values beyond {str(own.dtype).removeprefix('torch.')}" if finite else NOT_FINITE, ""
 
 
 def _plain(tensor: Tensor) -> bool:

@@ -110,9 +110,9 @@ def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, known: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
     """x and x normalized by batch statistics, differentiated through them; `known`: mean and variance, if computed."""
-    if known is None and can_use_one_kernel(x):
-        return _SmallBatchNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
-    same, y = _BatchNormByKernels.apply(x, weight, bias, *(known or moments(x)), eps)  # type: ignore[no-untyped-call]
+    if known is None and not can_use_one_kernel(x):
+        known = moments(x)
+    same, y = _BatchNorm.apply(x, weight, bias, known, eps)  # type: ignore[no-untyped-call]
     return same, y
 
 
@@ -142,38 +142,20 @@ def _map(rows: Tensor, like: Tensor) -> Tensor:
     return rows.view(b, h, w, c).permute(0, 3, 1, 2).data
 
 
-class _BatchNormByKernels(torch.autograd.Function):
+class _BatchNorm(torch.autograd.Function):
+    """By given moments, or, with None, by those that one kernel computes of a small map."""
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, known: tuple[Tensor, Tensor] | None, eps: float
     ) -> tuple[Tensor, Tensor]:
+        if known is None:
+            y, mean, variance = triton_norm().normalize_small(_rows(x), weight, bias, eps)
+        else:
+            mean, variance = known
+            y = triton_norm().normalize(_rows(x), mean, variance, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, variance)
-        ctx.eps = eps
-        ctx.set_materialize_grads(False)
-        return x, _map(triton_norm().normalize(_rows(x), mean, variance, weight, bias, eps), x)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dx: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
-        if dy is None:
-            return dx, *[None] * 5
-        x, weight, mean, variance = ctx.saved_tensors
-        kernels, rows = triton_norm(), _rows(x)
-        dy = _rows(dy).contiguous()  # that of a sum repeats one number
-        dbias, dweight = kernels.sums(dy, rows, mean, variance, ctx.eps)
-        if ctx.needs_input_grad[0]:
-            add = None if dx is None else _rows(dx).contiguous()
-            saved = (mean, variance, weight)
-            dx = _map(kernels.input_gradient(dy, rows, saved, (dbias, dweight), ctx.eps, add=add), x)
-        return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), *[None] * 3
-
-
-class _SmallBatchNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        y, mean, variance = triton_norm().normalize_small(_rows(x), weight, bias, eps)
-        ctx.save_for_backward(x, weight, mean, variance)
-        ctx.eps = eps
+        ctx.small, ctx.eps = known is None, eps
         ctx.set_materialize_grads(False)
         return x, _map(y, x)
 
@@ -181,12 +163,19 @@ class _SmallBatchNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dx: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         if dy is None:
-            return dx, None, None, None
+            return dx, *[None] * 4
         x, weight, mean, variance = ctx.saved_tensors
-        add = None if dx is None else _rows(dx).contiguous()
-        given = (_rows(dy).contiguous(), _rows(x), (mean, variance, weight), ctx.eps)
-        down, dbias, dweight = triton_norm().small_gradients(*given, add=add)
-        return _map(down, x), dweight.to(weight.dtype), dbias.to(weight.dtype), None
+        kernels, rows, saved = triton_norm(), _rows(x), (mean, variance, weight)
+        dy, add = _rows(dy).contiguous(), None if dx is None else _rows(dx).contiguous()  # dy of a sum repeats a number
+        down = None
+        if ctx.small:
+            down, dbias, dweight = kernels.small_gradients(dy, rows, saved, ctx.eps, add=add)
+        else:
+            dbias, dweight = kernels.sums(dy, rows, mean, variance, ctx.eps)
+            if ctx.needs_input_grad[0]:
+                down = kernels.input_gradient(dy, rows, saved, (dbias, dweight), ctx.eps, add=add)
+        dx = None if down is None else _map(down, x)
+        return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), None, None
 
 
 class _FollowStream(torch.autograd.Function):

@@ -17,7 +17,7 @@ from trust_tta.ops import linear as linear_ops
 from trust_tta.ops.functional import HAS_TRITON, uses_triton
 from trust_tta.ops.tensors import to_pixels
 
-MIN_ELEMENTS = 1 << 20  # elements of a map whose gradient is worth turning a weight
+MIN_ELEMENTS = 1 << 20  # elements of a map whose gradient is worth flipping the weight
 MIN_CHANNELS = 16  # with fewer, the product is too thin
 
 
@@ -42,8 +42,8 @@ class StridedConv2d(nn.Conv2d):
 class DepthwiseConv2d(nn.Conv2d):
     """Depthwise convolution of odd size that keeps the size of the map.
 
-    In half precision on a GPU the gradient of a large map is the convolution with the weight turned around, at which
-    libraries are faster.
+    In half precision on a GPU the gradient of a large map is computed as a convolution with the flipped weight, which
+    libraries do faster.
     """
 
     def __init__(self, channels: int, size: int, *, bias: bool) -> None:
@@ -158,7 +158,7 @@ class _Depthwise(torch.autograd.Function):
 
 
 class _ShortcutGelu(torch.autograd.Function):
-    """Keeps x alone; the backward convolves it again."""
+    """Saves x alone; the backward recomputes the convolution."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

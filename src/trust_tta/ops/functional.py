@@ -94,8 +94,9 @@ def merge_norm(
         return F.layer_norm(y, y.shape[-1:], weight, bias, eps).permute(0, 3, 1, 2)
     if chosen in PLAIN:
         return PLAIN[chosen].merge_norm(y, height, width, weight, bias, eps)
-    call = operators.run_merge_norm_alone if _is_bare(y) else operators.merge_norm
-    return call(y, height, width, weight, bias, eps)[0].permute(0, 3, 1, 2)
+    given = (y, height, width, weight, bias, eps)
+    merged = operators.run_merge_norm(*given, keep=False) if _is_bare(y) else operators.merge_norm(*given)
+    return merged[0].permute(0, 3, 1, 2)
 
 
 def _is_bare(x: Tensor) -> bool:

@@ -25,7 +25,7 @@ def can_use_kernels(x: Tensor, backend: str = "auto") -> bool:
 def layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x (b, c, h, w), and x normalized over c by kernels and plus `residual` (b, c, h, w).
+    """x (b, c, h, w), and x normalized over c by kernels, plus `residual` (b, c, h, w).
 
     The backward adds the gradients of both in its pass over the map.
     """

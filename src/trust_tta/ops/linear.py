@@ -2,7 +2,7 @@
 
 In float32 the kernels multiply on tensor cores, each factor as a sum of two numbers that those take (3 x TF32): faster
 than any library's float32, with its error. Where the caller allows TF32 itself, or with `backend="reference"`, they
-stand back.
+are not used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MIN_ELEMENTS_FLOAT32 = 1 << 14  # in float32, where the library has no tensor co
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
-    """x (b, h, w, k) @ weight (n, k).T + bias (n,), and plus `residual` (b, h, w, n)."""
+    """x (b, h, w, k) @ weight (n, k).T + bias (n,), plus `residual` (b, h, w, n)."""
     y = F.linear(x, weight, bias)
     return y if residual is None else residual + y
 
@@ -37,16 +37,16 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tenso
 def fused_mlp(
     x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, residual: Tensor | None = None
 ) -> Tensor:
-    """Two layers (n, k) and (k, n) with GELU between them, by kernels, and plus `residual`; x (b, h, w, k).
+    """Two layers (n, k) and (k, n) with GELU between them, by kernels, plus `residual`; x (b, h, w, k).
 
-    The hidden map is not kept for the backward but made again.
+    The hidden map is recomputed in the backward.
     """
     given = _cast(_rows(x), weight1, bias1, weight2, bias2, None if residual is None else _rows(residual))
     return _Mlp.apply(*given).view(x.shape)  # type: ignore[no-untyped-call]
 
 
 def can_use_kernels(x: Tensor, columns: int, residual: Tensor | None = None) -> bool:
-    """Whether the kernels support x (b, h, w, k), and a result with so many columns is large enough for them."""
+    """Whether the kernels support x (b, h, w, k), and a product of `columns` columns is large enough for them."""
     if torch.compiler.is_compiling() or not (HAS_TRITON and x.is_cuda and type(x) is Tensor and x.dtype in FLOATS):
         return False
     dtype = autocast_dtype(x)

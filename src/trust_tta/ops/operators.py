@@ -181,20 +181,11 @@ def _differentiate_scan_map(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | 
 # The merge of SS2D's sequences and the norm that follows it, on a GPU; on a CPU they are merged already.
 
 
-def run_merge_norm(
-    y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The normalized map (b, h, w, c), and for the backward the merged map, its mean and 1 / deviation (b, h, w, 1)."""
+def run_merge_norm(*arguments: Any, keep: bool = True) -> tuple[Tensor, ...]:
+    """The normalized map (b, h, w, c), and to `keep` the merged map, its mean and 1 / deviation (b, h, w, 1)."""
     from trust_tta.ops.triton import merge_norm as triton_merge_norm
 
-    return triton_merge_norm(y, height, width, weight, bias, eps)
-
-
-def run_merge_norm_alone(*arguments: Any) -> tuple[Tensor, ...]:
-    """`run_merge_norm` without tensors saved for a backward."""
-    from trust_tta.ops.triton import merge_norm as triton_merge_norm
-
-    return triton_merge_norm(*arguments, keep=False)
+    return triton_merge_norm(*arguments, keep=keep)
 
 
 def run_merge_norm_backward(
@@ -257,8 +248,9 @@ scan_map_backward = _define(
     _fake_scan_map_backward,
 )
 merge_norm = _define(
-    "merge_norm", run_merge_norm, torch.library.infer_schema(run_merge_norm, mutates_args=()), _fake_merge_norm,
-    save=_save_merge_norm, differentiate=_differentiate_merge_norm,
+    "merge_norm", run_merge_norm,
+    f"(Tensor y, SymInt height, SymInt width, Tensor weight, Tensor bias, float eps) -> {_tensors(4)}",
+    _fake_merge_norm, save=_save_merge_norm, differentiate=_differentiate_merge_norm,
 )  # fmt: skip
 merge_norm_backward = _define(
     "merge_norm_backward",

@@ -7,6 +7,8 @@ logarithms, so that nothing overflows. Tokens are rows (.., l, c): a step is mad
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -51,17 +53,9 @@ def scan_linear(decay: Tensor, x: Tensor) -> Tensor:
     return scan_operator(decay, x) if torch.compiler.is_exporting() else scan_in_chunks(decay, x)
 
 
-def scan_grouped(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-) -> Tensor:
+def scan_grouped(*inputs: Any) -> Tensor:
     """Portable version of `reference.scan_grouped`."""
+    u, delta, A, B, C, D, delta_bias, delta_softplus = inputs
     dtype = torch.promote_types(u.dtype, torch.float32)
     x, A, *sequences = (t if t.dtype == dtype else t.to(dtype) for t in (u.mT, A, delta.mT, B.mT, C.mT))
     if delta.shape[2] == 2:

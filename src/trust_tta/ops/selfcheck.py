@@ -27,19 +27,19 @@ class BackendCheck:
 
 def usable_backends() -> dict[str, str]:
     """The backends that run here, each with the device to check it on."""
+    interpreted = available("triton") and is_interpreted()
     usable = {"reference": "cpu", "cpu": "cpu"}
-    if available("triton") and (torch.cuda.is_available() or is_interpreted()):
-        usable["triton"] = "cpu" if is_interpreted() else "cuda"
+    if available("triton") and (interpreted or torch.cuda.is_available()):
+        usable["triton"] = "cpu" if interpreted else "cuda"
     return usable
 
 
 def unusable_backends() -> dict[str, str]:
     """The backends that do not run here, each with the reason."""
-    if "triton" in usable_backends():
-        return {}
+    reason = "no CUDA device (TRITON_INTERPRET=1 checks it in the interpreter)"
     if not available("triton"):
-        return {"triton": "not usable: the package triton is missing; pip install 'trust-tta[triton]'"}
-    return {"triton": "not usable: no CUDA device (TRITON_INTERPRET=1 checks it in the interpreter)"}
+        reason = "the package triton is missing; pip install 'trust-tta[triton]'"
+    return {} if "triton" in usable_backends() else {"triton": f"not usable: {reason}"}
 
 
 def check_backend(name: str, device: str) -> BackendCheck:

@@ -207,7 +207,7 @@ class Service:
         """The whole adapted network: a safetensors file that `create_model` takes."""
         method, checkpoint = self._open(name).method, self.network.checkpoint
         about = {"adapted_by": method.name, "adapted_from": checkpoint.sha256}
-        return encode_weights(network_state(method), {**checkpoint.info.to_metadata(), **about})
+        return encode_weights(network_state(method), {**checkpoint.to_metadata(), **about})
 
     def _check_known(self, name: str) -> None:
         if name not in self.streams:

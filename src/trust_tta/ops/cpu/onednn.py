@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trust_tta.ops.cpu.native import array_fields, load_kernel
+from trust_tta.ops.cpu.threads import run_tasks
+
+SPAN = 1 << 14  # elements of a task of GELU
 MIN_ELEMENTS = 1 << 24  # multiplications of a product that is worth a call
 AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
@@ -49,6 +53,16 @@ def _sum(dy: Tensor) -> Tensor:
     return dy.flatten(0, -2).sum(0)
 
 
+def gelu_and_slope(x: Tensor, out: Tensor) -> None:
+    """out = GELU(x), and x becomes its derivative there, for the backward; both contiguous float32."""
+    kernel, values, results = load_kernel("gelu", x.dtype), x.view(-1), out.view(-1)
+
+    def work(first: int, last: int) -> None:
+        kernel(*array_fields(values[first * SPAN : last * SPAN], results[first * SPAN : last * SPAN]))
+
+    run_tasks(work, -(-x.numel() // SPAN), x.numel())
+
+
 class _OneDnnLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
@@ -75,8 +89,6 @@ class _OneDnnMlp(torch.autograd.Function):
     ) -> Tensor:
         hidden = _product(x, weight1, bias1)
         if any(ctx.needs_input_grad):
-            from trust_tta.ops.cpu.gelu import gelu_and_slope  # numba is slow to load
-
             active = torch.empty_like(hidden)
             gelu_and_slope(hidden, active)
             slope, kept = hidden, (ctx.needs_input_grad[1], ctx.needs_input_grad[3])

@@ -48,7 +48,7 @@ def _pool(process: int, threads: int) -> ThreadPoolExecutor:
 
 @functools.cache
 def _keep_freed_memory() -> None:
-    """Let the C library keep what a pass has freed, unless the user has said what it shall do.
+    """Let the C library keep what a pass has freed, unless the user has configured it.
 
     It gives large blocks back at once, and the system clears every page of the next pass anew: a tenth of its time.
     """
@@ -63,7 +63,7 @@ def _keep_freed_memory() -> None:
 
 @functools.cache
 def _let_openmp_sleep(threads: int) -> None:
-    """Keep PyTorch's OpenMP threads from spinning between operations, unless the user has said how they wait.
+    """Keep PyTorch's OpenMP threads from spinning between operations, unless the user has configured how they wait.
 
     GNU OpenMP spins for milliseconds after each operation, and on a busy machine takes the cores from the scan's own
     threads. It reads its variables when PyTorch is imported, too early for us; but while it manages more threads than
