@@ -15,7 +15,7 @@ from trust_tta.data.class_matching import numeric_class_names
 from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, CORRUPTIONS, SEVERITIES
-from trust_tta.data.dataset import Dataset, Images, align_classes, array_dataset, join_datasets
+from trust_tta.data.dataset import Dataset, Images, array_dataset, join_datasets
 from trust_tta.data.file_io import hash_array, hash_strings
 from trust_tta.data.loading import available_domains, open_dataset
 from trust_tta.data.masks import ResizeProtocol
@@ -31,7 +31,6 @@ from trust_tta.data.streams import (
     stream_datasets,
 )
 from trust_tta.errors import ConfigError
-from trust_tta.models.checkpoint import Checkpoint
 
 _PROBES = 8  # corrupted images hashed into a fingerprint, which then depends on the code
 _CLEAN_SETS = {"cifar10-c": "cifar10", "cifar100-c": "cifar100"} | dict.fromkeys(
@@ -172,8 +171,3 @@ class ExperimentData:
         config = StreamConfig(batch_size=batch_size, limit=limit)
         (domain,) = stream_datasets([self.clean(target)], config, workers=workers)
         return domain
-
-
-def align(dataset: Dataset, checkpoint: Checkpoint) -> tuple[Dataset, str]:
-    """The data set with its classes matched by name to the network's, and a warning if they cannot be matched."""
-    return align_classes(dataset, checkpoint.classes, outputs=checkpoint.num_classes, source=checkpoint.origin)

@@ -90,10 +90,10 @@ def list_cells(config: RunConfig) -> None:
     states: dict[str, str] = {}
     if Path(config.store).exists():
         with ResultStore(config.store, create=False) as store:
-            states = {key.digest: state for state in ("done", "running", "failed") for key in store.keys(state)}
-            states |= dict.fromkeys(store.died(), "died")
+            states = store.states()
     for key in keys:
+        state = states.get(key.digest, "pending")
         conditions = f"{key.dataset}  {key.domain:<18} batch {key.batch_size}  seed {key.seed}"
-        say(f"{states.get(key.digest, 'to do'):<8} {labels[key]:<13} {conditions}  {key.digest[:12]}")
+        say(f"{'to do' if state == 'pending' else state:<8} {labels[key]:<13} {conditions}  {key.digest[:12]}")
     done = sum(states.get(key.digest) == "done" for key in keys)
     say(f"{len(keys)} cells, {done} done, in {config.store}")

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from trust_tta.errors import ConfigError, DataError
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 from trust_tta.report.text import safe_line
-from trust_tta.results import Cell, CellKey, Counts, Failure, ResultStore
+from trust_tta.results import Cell, CellKey, Counts, Failure, PlannedCell, ResultStore
 from trust_tta.results.display import BASELINES, rank
 from trust_tta.results.order_records import EntropyByOrder
 from trust_tta.schema import did_you_mean
@@ -89,15 +89,7 @@ class Cost:
         return self.forwards + self.backwards
 
 
-@dataclass(frozen=True)
-class PendingCell:
-    """A run that is planned or running."""
-
-    key: CellKey
-    label: str
-
-
-AnyCell: TypeAlias = Cell | Failure | PendingCell
+AnyCell: TypeAlias = Cell | Failure | PlannedCell
 
 
 @dataclass(frozen=True)
@@ -112,7 +104,7 @@ class ResultGroup:
     limit: int | None
     cells: tuple[Cell, ...]
     failures: tuple[Failure, ...] = ()
-    pending: tuple[PendingCell, ...] = ()
+    pending: tuple[PlannedCell, ...] = ()
     distinction: str = ""
     _means: dict[tuple[str, str], Aggregate] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -288,17 +280,15 @@ def read_report(
     if Path(path).exists() and not Path(path).is_file():  # opening a pipe would wait for a writer
         raise DataError(f"'{path}' is not a file; give the results store that a benchmark wrote")
     with ResultStore(path, create=False) as store:
-        items: list[AnyCell] = [*store.results(), *store.failures()]
-        running, labels = set(store.keys("running")), store.labels()
-        waiting = [*store.keys("pending"), *running]
+        items: list[AnyCell] = [*store.results(), *store.failures(), *store.planned()]
         pictures, class_names = store.pictures(), store.class_names()
-    items += [PendingCell(key, labels.get(key.digest, key.method)) for key in waiting]
     selected = _select(items, only)
+    planned = [item.running for item in selected if isinstance(item, PlannedCell)]
     counts = Counts(
         done=sum(isinstance(item, Cell) for item in selected),
         failed=sum(isinstance(item, Failure) for item in selected),
-        running=len({item.key for item in selected} & running),
-        pending=sum(isinstance(item, PendingCell) and item.key not in running for item in selected),
+        running=sum(planned),
+        pending=len(planned) - sum(planned),
     )
     return Report(tuple(make_groups(selected)), counts, pictures, class_names, tuple(order_records))
 
@@ -341,7 +331,7 @@ def make_groups(items: Sequence[AnyCell]) -> list[ResultGroup]:
             **dict(zip(_TITLE_FIELDS, values, strict=True)),
             cells=tuple(item for item in part if isinstance(item, Cell)),
             failures=tuple(item for item in part if isinstance(item, Failure)),
-            pending=tuple(item for item in part if isinstance(item, PendingCell)),
+            pending=tuple(item for item in part if isinstance(item, PlannedCell)),
             distinction=distinction,
         )
         for values in order

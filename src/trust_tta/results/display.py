@@ -21,11 +21,8 @@ CORRUPTIONS, HELD_OUT = _CORRUPTIONS[:15], _CORRUPTIONS[15:]  # the 15 test corr
 DATASETS = ("cifar10-c", "cifar100-c", "imagenet-c", "imagenet-sketch", "imagenet-v2", "imagenet-r", "pacs")
 BASELINES = ("source", "bn")  # methods that gains are measured against
 MISSING = "–"
-PERCENTAGES = frozenset({"accuracy", "accuracy_before", "clean_accuracy", "ece"})
-COUNTS = frozenset({"samples", "broken", "forwards", "backwards", "updates", "skipped_updates"})
 
 _KNOWN = {"method": METHODS, "domain": ("clean", *CORRUPTIONS, *HELD_OUT), "dataset": DATASETS}
-_MEBIBYTE = 2**20
 
 Rank: TypeAlias = tuple[int, float, str]
 
@@ -68,13 +65,9 @@ def format_gain(x: float | None) -> str:
     return f"+{text}" if x is not None and x > 0 and text.strip("0.") else text
 
 
-def format_value(name: str, x: float | None) -> str:
-    """A value of the result field `name`, formatted for tables; memory in MiB."""
-    if name in PERCENTAGES:
-        return format_percent(x)
-    if name == "peak_memory":
-        return _format(None if x is None else x / _MEBIBYTE, scale=1, digits=1)
-    return _format(x, scale=1, digits=0 if name in COUNTS else 3)
+def format_number(x: float | None) -> str:
+    """A number with three decimals."""
+    return _format(x, scale=1, digits=3)
 
 
 def _format(x: float | None, *, scale: int, digits: int) -> str:

@@ -43,6 +43,15 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class PlannedCell:
+    """A cell that waits or runs."""
+
+    key: CellKey
+    label: str
+    running: bool = False
+
+
+@dataclass(frozen=True)
 class Counts:
     """Numbers of cells by state."""
 
@@ -221,16 +230,17 @@ class ResultStore:
 
     def results(self, where: Where | None = None, *, history: bool = True) -> list[Cell]:
         """The finished cells, sorted by key; `history=False` leaves their histories empty."""
-        keys, labels = self.keys("done", where=where), self.labels()
-        columns = f"result, facts, {'course' if history else 'NULL'}"
-        cells = []
-        for key in keys:
-            (row,) = self._rows(f"SELECT {columns} FROM cells WHERE digest = ?", key.digest)
-            with self._decoding():
-                result, provenance = from_json(CellResult, row[0]), from_json(Provenance, row[1])
-                whole = replace(result, history=_unpack(row[2])) if history else result
-                cells.append(Cell(key, whole, provenance, labels.get(key.digest, "")))
-        return cells
+        rows = self._cells("done", f", result, facts, {'course' if history else 'NULL'}", where=where)
+        with self._decoding():
+            return [
+                Cell(
+                    key,
+                    replace(from_json(CellResult, result), history=_unpack(packed) if history else History()),
+                    from_json(Provenance, provenance),
+                    label,
+                )
+                for key, label, result, provenance, packed in rows
+            ]
 
     def find(self, key: CellKey) -> CellResult | None:
         """The result of one cell without its history, or None if it is not finished."""
@@ -239,34 +249,41 @@ class ResultStore:
             return from_json(CellResult, rows[0][0]) if rows else None
 
     def failures(self, where: Where | None = None) -> list[Failure]:
-        messages = dict(self._rows("SELECT digest, message FROM cells WHERE status = 'failed'"))
-        labels = self.labels()
-        keys = self.keys("failed", where=where)
-        return [Failure(key, str(messages[key.digest]), labels.get(key.digest, key.method)) for key in keys]
+        rows = self._cells("failed", ", message", where=where)
+        return [Failure(key, str(message), label) for key, label, message in rows]
+
+    def planned(self) -> list[PlannedCell]:
+        """The cells that wait, then those that run."""
+        states: tuple[Status, ...] = ("pending", "running")
+        return [PlannedCell(key, label, state == "running") for state in states for key, label in self._cells(state)]
 
     def keys(self, status: Status | None = None, *, where: Where | None = None) -> list[CellKey]:
         """The keys of all cells, or of those in one state, sorted."""
-        rows = self._rows("SELECT key, digest FROM cells WHERE ? IS NULL OR status = ?", status, status)
-        with self._decoding():
-            found = [from_json(CellKey, text) for text, _ in rows]
-        if any(key.digest != digest for key, (_, digest) in zip(found, rows, strict=True)):
-            raise damaged(self.path, "a key is not that of its cell")
-        return sorted((key for key in found if where is None or where(key)), key=key_rank)
+        return [key for key, _ in self._cells(status, where=where)]
 
-    def died(self) -> set[str]:
-        """The digests of running cells whose process has ended, as after a kill; the next sweep runs them."""
-        rows = self._rows("SELECT digest, claimant FROM cells WHERE status = 'running'")
+    def states(self) -> dict[str, str]:
+        """The state of each cell by digest: "died" if it was running in a process that has ended, as after a kill."""
+        rows = self._rows("SELECT digest, status, claimant FROM cells")
         with self._decoding():
-            return {digest for digest, claimant in rows if from_json(Claimant, claimant).is_alive() is False}
-
-    def labels(self) -> dict[str, str]:
-        return {
-            digest: plain_text(str(label)) for digest, label in self._rows("SELECT digest, label FROM cells") if label
-        }
+            lives = {digest: from_json(Claimant, who).is_alive() for digest, status, who in rows if status == "running"}
+        return {digest: "died" if lives.get(digest) is False else status for digest, status, _ in rows}
 
     def counts(self) -> Counts:
         with self._decoding():
             return Counts(**dict(self._rows("SELECT status, count(*) FROM cells GROUP BY status")))
+
+    def _cells(self, status: Status | None, more: str = "", *, where: Where | None = None) -> list[tuple[Any, ...]]:
+        """Key, label and `more` columns of all cells, or of those in one state, sorted by key."""
+        rows = self._rows(f"SELECT digest, key, label{more} FROM cells WHERE ? IS NULL OR status = ?", status, status)
+        found = []
+        for digest, text, label, *rest in rows:
+            with self._decoding():
+                key = from_json(CellKey, text)
+            if key.digest != digest:
+                raise damaged(self.path, "a key is not that of its cell")
+            if where is None or where(key):
+                found.append((key, plain_text(str(label)) if label else key.method, *rest))
+        return sorted(found, key=lambda row: key_rank(row[0]))
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         with self._reading() as connection:
