@@ -138,7 +138,7 @@ class DataConfig(Schema):
     )
 
     def __hash__(self) -> int:
-        return hash(canonical_json(plain(self.model_dump())))
+        return hash(canonical_json(jsonable(self.model_dump())))
 
     @property
     def folder(self) -> Path:
@@ -255,13 +255,13 @@ class MethodConfig(Schema):
 
     def all_options(self) -> dict[str, Any]:
         """Every option, defaults included, as values that JSON has."""
-        return {name: plain(value) for name, value in {**method_options(self.name), **self.options}.items()}
+        return {name: jsonable(value) for name, value in {**method_options(self.name), **self.options}.items()}
 
     @property
     def display_name(self) -> str:
         """The label that was given, else the name with the options that differ from the method's defaults."""
-        usual = {name: plain(value) for name, value in method_options(self.name).items()}
-        stated = {name: plain(value) for name, value in self.options.items()}
+        usual = {name: jsonable(value) for name, value in method_options(self.name).items()}
+        stated = {name: jsonable(value) for name, value in self.options.items()}
         return self.label or make_label(self.name, {n: v for n, v in stated.items() if v != usual.get(n)})
 
 
@@ -326,15 +326,15 @@ class RunConfig(Schema):
 
     def to_json(self) -> str:
         """The configuration as it is recorded with the results."""
-        return canonical_json(plain(self.model_dump()))
+        return canonical_json(jsonable(self.model_dump()))
 
 
-def plain(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """The value as JSON can express it; anything else, such as infinity, becomes a string."""
     if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items()}
+        return {str(name): jsonable(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [jsonable(inner) for inner in value]
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)

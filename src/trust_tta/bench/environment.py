@@ -40,8 +40,8 @@ def autocast(device: torch.device, dtype: str) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16")
 
 
-def wait_for(device: torch.device) -> None:
-    """Wait for the queued work of a CUDA device."""
+def synchronize(device: torch.device) -> None:
+    """Wait for the queued work of a CUDA device; on a CPU there is none."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -53,10 +53,6 @@ class CellSequence:
     batches: tuple[int, ...]  # of each cell
     cost: int  # of a batch, in forward passes
 
-    @property
-    def total_cost(self) -> int:
-        return self.cost * sum(self.batches)
-
 
 @dataclass(frozen=True, eq=False)
 class ExperimentPlan:

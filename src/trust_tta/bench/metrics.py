@@ -24,7 +24,7 @@ from trust_tta.results.record import BINS, CellResult, History, MaskSample, Reli
 
 _SMALLEST = float(torch.finfo(torch.float32).tiny)  # a probability of 0 must not make a mean infinite
 _SUM_TOLERANCE = 0.02  # half precision
-PICTURE_SIDE = 160  # pixels of the longer side of a kept picture
+MASK_SIDE = 160  # pixels of the longer side of a kept mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,7 +363,7 @@ class PixelMeter(Meter):
 
 def mask_picture(mask: Tensor, palette: NDArray[np.uint8] | None) -> bytes:
     """Encode labels (h, w) as a PNG of palette indices with at most 160 pixels on its longer side."""
-    scale = min(1.0, PICTURE_SIDE / max(mask.shape))
+    scale = min(1.0, MASK_SIDE / max(mask.shape))
     small = resize_mask(mask.to(torch.uint8).cpu().numpy(), *(max(1, round(side * scale)) for side in mask.shape))
     colors = np.zeros((256, 3), dtype=np.uint8)
     if palette is not None:

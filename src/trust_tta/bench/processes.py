@@ -62,7 +62,7 @@ def sweep_parallel(
     for text in dict.fromkeys(text for plan in plans.values() for text in plan.warnings):
         progress.note(f"warning: {text}")
     if left:
-        progress.start(sum(sequence.total_cost for sequence in left), "")
+        progress.start(sum(sequence.cost * sum(sequence.batches) for sequence in left), "")
         refused |= engine(plans, sequences=len(left), progress=progress)
         progress.finish()
     return [refused[number] if number in refused else plans[number].keys for number in range(len(configs))]

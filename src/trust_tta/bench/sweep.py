@@ -42,7 +42,7 @@ def sweep(
         check_sequence(experiment, left[0])
     store.plan(plan.keys, labels=plan.labels)
     if left:
-        progress.start(sum(sequence.total_cost for sequence in left), "")
+        progress.start(sum(sequence.cost * sum(sequence.batches) for sequence in left), "")
     run_sequences(experiment, CellWriter(plan, store, progress), left)
     progress.finish()
     return plan.keys

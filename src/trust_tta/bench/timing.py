@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import torch
 
-from trust_tta.bench.environment import autocast, wait_for
+from trust_tta.bench.environment import autocast, synchronize
 from trust_tta.errors import TrustWarning, reason_of
 
 Work: TypeAlias = Callable[[], object]
@@ -123,10 +123,10 @@ def wall_clock(device: torch.device) -> Clock:
     """Seconds by the host's clock, the device's work included."""
 
     def clock(work: Work) -> float:
-        wait_for(device)
+        synchronize(device)
         start = time.perf_counter()
         work()
-        wait_for(device)
+        synchronize(device)
         return time.perf_counter() - start
 
     return clock

@@ -13,13 +13,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from trust_tta.errors import ConfigError
+from trust_tta.schema import Schema, flag_of, outline
 
 if TYPE_CHECKING:
     from argparse import _ActionsContainer
 
     from trust_tta.bench.processes import SweepEngine
     from trust_tta.distributed.sweeps import TaskResources
-    from trust_tta.schema import Schema
 
 # Metavars that the default value does not determine.
 _METAVARS = {
@@ -69,8 +69,6 @@ def add_network_arguments(parser: ArgumentParser) -> None:
 
 def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, without: Collection[str] = ()) -> None:
     """Add a flag for every field of a schema, whose value is TOML or a list of names."""
-    from trust_tta.schema import flag_of, outline
-
     for key, default, text in outline(schema):
         flag = flag_of(key)
         shown = "" if default in (..., None, {}) or "default" in text else f" (default {_written(default)})"
@@ -90,8 +88,6 @@ def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, wit
 
 def schema_values(arguments: Namespace, schema: type[Schema]) -> dict[str, Any]:
     """The fields of a schema that were given as flags, as nested tables."""
-    from trust_tta.schema import outline
-
     values: dict[str, Any] = {}
     for key, _, _ in outline(schema):
         if (given := getattr(arguments, key, None)) is not None:

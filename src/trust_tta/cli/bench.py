@@ -5,16 +5,19 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from trust_tta.bench.config import RunConfig
+from trust_tta.bench.parsing import read_parts
 from trust_tta.cli.arguments import (
     add_engine_arguments,
     add_run_arguments,
     check_engine,
+    make_engine,
     names_list,
     option,
     schema_values,
     use_passive_threads,
 )
-from trust_tta.cli.output import try_file
+from trust_tta.cli.output import writable_file
 from trust_tta.errors import ConfigError, TrustError
 
 EXAMPLES = """\
@@ -51,10 +54,7 @@ def run(arguments: Namespace) -> None:
     if arguments.export:
         if Path(arguments.export).suffix not in (".csv", ".parquet"):
             raise ConfigError(f"--export {arguments.export}: the file must end in .csv or .parquet")
-        try_file("--export", arguments.export)
-    from trust_tta.bench.config import RunConfig
-    from trust_tta.bench.parsing import read_parts
-
+        writable_file("--export", arguments.export)
     flags = {**schema_values(arguments, RunConfig), "method_options": arguments.option}
     parts = read_parts(arguments.config, flags, small=arguments.small)
     if arguments.list:
@@ -64,10 +64,9 @@ def run(arguments: Namespace) -> None:
             list_cells(config)
         return
     for config in parts:
-        try_file("--store", config.store)
+        writable_file("--store", config.store)
     from trust_tta.bench.sweep import finished_cells
     from trust_tta.bench.trackers import log_cells
-    from trust_tta.cli.arguments import make_engine
     from trust_tta.cli.cells import export, run_parts
 
     with log_cells(arguments.log, parts) as on_note:

@@ -17,12 +17,22 @@ from trust_tta.cli.arguments import (
     setting,
     use_passive_threads,
 )
-from trust_tta.cli.output import ProgressDisplay, say, try_folder
+from trust_tta.cli.output import ProgressDisplay, say, writable_folder
 from trust_tta.config_io import read_toml
+from trust_tta.data.registry import find_domain, find_spec
 from trust_tta.errors import ConfigError, TrustError
+from trust_tta.models.variants import VARIANTS
+from trust_tta.plugins import resolve
+from trust_tta.training.recipe import (
+    Recipe,
+    SegmentationRecipe,
+    TrainRecipe,
+    is_segmentation,
+    recipe_for,
+    segmentation_recipe,
+)
 
 if TYPE_CHECKING:
-    from trust_tta.training import SegmentationRecipe, TrainRecipe
     from trust_tta.training.runs import TrainedFiles, TrainingJob
 
 EXAMPLES = """\
@@ -37,10 +47,7 @@ KEPT = "the epochs before this one are kept"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    from trust_tta.training.recipe import Recipe, SegmentationRecipe, TrainRecipe
-
     add = parser.add_argument
-
     add_data_arguments(parser)
     add("--model", default="vmamba_nano", metavar="NAME", help="variant (default: vmamba_nano)")
     add("--set", type=setting, action="append", default=[], metavar="NAME=VALUE", help="change the variant; repeatable")
@@ -104,9 +111,6 @@ def run(arguments: Namespace) -> None:
 def _check_targets(
     arguments: Namespace, targets: Sequence[str | None], recipe: TrainRecipe | SegmentationRecipe, *, several: bool
 ) -> None:
-    from trust_tta.data.registry import find_domain, find_spec
-    from trust_tta.training.recipe import SegmentationRecipe
-
     dense = isinstance(recipe, SegmentationRecipe)
     if several and (dense or not all(targets) or len(set(targets)) < len(targets)):
         raise ConfigError(f"--target {arguments.target}: give domains of a data set that has some, each once, as A,B")
@@ -125,7 +129,7 @@ def _training(
     arguments: Namespace, target: str | None, recipe: TrainRecipe | SegmentationRecipe, *, several: bool
 ) -> TrainingJob:
     out = arguments.out.replace("{domain}", target or "all")
-    try_folder("--out", out)
+    writable_folder("--out", out)
     import torch
 
     from trust_tta.bench.environment import choose_device
@@ -153,11 +157,6 @@ def _training(
 
 def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:
     """The recipe of the file and the flags, with the defaults of the data; one error lists all mistakes."""
-    from trust_tta.models.variants import VARIANTS
-    from trust_tta.plugins import resolve
-    from trust_tta.training import recipe as recipes
-    from trust_tta.training.recipe import SegmentationRecipe, TrainRecipe
-
     flags = schema_values(arguments, TrainRecipe) | schema_values(arguments, SegmentationRecipe)
     mistakes, given = [], (read_toml(arguments.recipe) if arguments.recipe else {}) | flags
     if "drop_path" in dict(arguments.set):
@@ -169,10 +168,10 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:
     except ConfigError as error:
         mistakes.append(str(error))
     try:
-        if recipes.is_segmentation(arguments.data):
-            recipe: TrainRecipe | SegmentationRecipe = recipes.segmentation_recipe(given, where=arguments.recipe or "")
+        if is_segmentation(arguments.data):
+            recipe: TrainRecipe | SegmentationRecipe = segmentation_recipe(given, where=arguments.recipe or "")
         else:
-            recipe = recipes.recipe_for(arguments.data, given, size=arguments.size, where=arguments.recipe or "")
+            recipe = recipe_for(arguments.data, given, size=arguments.size, where=arguments.recipe or "")
     except ConfigError as error:
         mistakes.append(str(error))
     if mistakes:
@@ -182,8 +181,6 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:
 
 def print_result(trained: TrainedFiles, arguments: Namespace, target: str | None) -> None:
     """Print the score, the path of the weights, and a command that runs them."""
-    from trust_tta.training.recipe import is_segmentation
-
     score = "the mean IoU on" if is_segmentation(arguments.data) else "the accuracy on the"
     say(f"{score} {trained.record['measured_on']} images is {100 * trained.accuracy:.2f} %")
     dataset = arguments.data.lower()

@@ -17,7 +17,7 @@ from trust_tta.errors import ConfigError, DataError
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 from trust_tta.report.text import safe_line
 from trust_tta.results import Cell, CellKey, Counts, Failure, PlannedCell, ResultStore
-from trust_tta.results.display import BASELINES, rank
+from trust_tta.results.display import BASELINES, sort_key
 from trust_tta.results.order_records import EntropyByOrder
 from trust_tta.schema import did_you_mean
 
@@ -152,8 +152,8 @@ class ResultGroup:
 
         def order(label: str) -> tuple[object, ...]:
             """By method, a variant without options in its label first, then by options."""
-            options = [rank(name, value) for name, value in sorted(first[label].option_values.items())]
-            return rank("method", first[label].method), label != first[label].method, options, label
+            options = [sort_key(name, value) for name, value in sorted(first[label].option_values.items())]
+            return sort_key("method", first[label].method), label != first[label].method, options, label
 
         for label in sorted(first, key=order):
             method = first[label].method
@@ -164,7 +164,7 @@ class ResultGroup:
     @cached_property
     def domains(self) -> tuple[str, ...]:
         items: list[AnyCell] = [*self.cells, *self.failures, *self.pending]
-        return tuple(sorted({item.key.domain for item in items}, key=lambda name: (rank("domain", name), name)))
+        return tuple(sorted({item.key.domain for item in items}, key=lambda name: (sort_key("domain", name), name)))
 
     @cached_property
     def at(self) -> dict[Place, list[Cell]]:
@@ -325,7 +325,7 @@ def make_groups(items: Sequence[AnyCell]) -> list[ResultGroup]:
             bins[corrupted] += bins[clean]
         if same:
             del bins[clean]
-    order = sorted(bins, key=lambda values: [rank(n, v) for n, v in zip(_TITLE_FIELDS, values, strict=True)])
+    order = sorted(bins, key=lambda values: [sort_key(n, v) for n, v in zip(_TITLE_FIELDS, values, strict=True)])
     return [
         ResultGroup(
             **dict(zip(_TITLE_FIELDS, values, strict=True)),

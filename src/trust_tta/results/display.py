@@ -24,7 +24,7 @@ MISSING = "–"
 
 _KNOWN = {"method": METHODS, "domain": ("clean", *CORRUPTIONS, *HELD_OUT), "dataset": DATASETS}
 
-Rank: TypeAlias = tuple[int, float, str]
+SortKey: TypeAlias = tuple[int, float, str]
 
 
 def make_label(method: str, options: Mapping[str, Any]) -> str:
@@ -38,7 +38,7 @@ def plain_text(text: str) -> str:
     return "".join(char if char.isprintable() or 0xD800 <= ord(char) < 0xE000 else "?" for char in text)
 
 
-def rank(field: str, value: object) -> Rank:
+def sort_key(field: str, value: object) -> SortKey:
     """A sort key: known names in their fixed order, then numbers, then other names alphabetically, then None."""
     known = _KNOWN.get(field, ())
     if value in known:
@@ -48,10 +48,10 @@ def rank(field: str, value: object) -> Rank:
     return (3, 0.0, "") if value is None else (2, 0.0, str(value))
 
 
-def key_rank(key: CellKey) -> tuple[Rank | str, ...]:
+def cell_sort_key(key: CellKey) -> tuple[SortKey | str, ...]:
     """A sort key for cells, independent of when they ran."""
     names = ("experiment", "dataset", "setting", "severity", "domain", "method", "options", "batch_size", "seed")
-    return (*(rank(name, getattr(key, name)) for name in names), key.digest)
+    return (*(sort_key(name, getattr(key, name)) for name in names), key.digest)
 
 
 def format_percent(x: float | None) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 from trust_tta.atomic import flush_file, flush_folder, temporary_name
 from trust_tta.errors import DataError, StateError, reason_of
 from trust_tta.results.codec import SCHEMA_VERSION, check_schema, from_json, to_json
-from trust_tta.results.display import key_rank, plain_text
+from trust_tta.results.display import cell_sort_key, plain_text
 from trust_tta.results.record import Cell, CellKey, CellResult, History, Provenance
 
 Status: TypeAlias = Literal["pending", "running", "done", "failed"]
@@ -72,9 +72,9 @@ class Claimant:
 
     @classmethod
     def current(cls) -> Claimant:
-        pid = os.getpid()
-        state = _process_state(pid)
-        return cls(token=uuid.uuid4().hex, pid=pid, born=state[1] if state else None, place=_machine())
+        state = _process_state(os.getpid())
+        born = state[1] if state else None
+        return cls(token=uuid.uuid4().hex, pid=os.getpid(), born=born, place=_machine())
 
     def is_alive(self) -> bool | None:
         """Whether the process still exists; None if unknown."""
@@ -283,7 +283,7 @@ class ResultStore:
                 raise damaged(self.path, "a key is not that of its cell")
             if where is None or where(key):
                 found.append((key, plain_text(str(label)) if label else key.method, *rest))
-        return sorted(found, key=lambda row: key_rank(row[0]))
+        return sorted(found, key=lambda row: cell_sort_key(row[0]))
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         with self._reading() as connection:
