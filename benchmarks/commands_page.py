@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.cli.main import build_parser
-from trust_tta.schema import outline
+from trust_tta.schema import schema_fields
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
 SHARED = {  # command: the one that explains the shared flags
@@ -46,7 +46,7 @@ def table(parsers: dict[str, argparse.ArgumentParser], command: str) -> str:
 
 def is_key(text: str) -> bool:
     """Whether a flag sets a key of a configuration, by their shared description."""
-    return text.startswith(tuple(description.replace("`", "'") for _, _, description in outline(RunConfig)))
+    return text.startswith(tuple(description.replace("`", "'") for _, _, description in schema_fields(RunConfig)))
 
 
 def flags(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, str]]:

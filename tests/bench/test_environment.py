@@ -49,5 +49,5 @@ def test_a_gpu_beyond_the_last_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [choose_device(name).index for name in ("cuda", "cuda:0", "cuda:1")] == [None, 0, 1]
-    with pytest.raises(ConfigError, match="device 'cuda:2' is not there; give one up to cuda:1"):
+    with pytest.raises(ConfigError, match="device 'cuda:2' does not exist; the last one is cuda:1"):
         choose_device("cuda:2")

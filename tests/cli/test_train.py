@@ -80,7 +80,7 @@ def test_training_several_targets_equals_one_command_for_each(
 @pytest.mark.parametrize(
     ("target", "out", "words"),
     [
-        ("photo,sketch", "run", "each needs a folder"),
+        ("photo,sketch", "run", "need a folder each"),
         ("photo,photo", "run_{domain}", "each once"),
         ("photo,", "run_{domain}", "each once"),
         ("photo,skech", "run_{domain}", "skech"),

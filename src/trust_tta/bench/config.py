@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
+from trust_tta.data.registry import find_domain, find_spec
+from trust_tta.data.streams import parse_setting
 from trust_tta.methods.registry import check_options, method_options
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.variants import VARIANTS
@@ -36,7 +38,7 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     if not values:
         raise ValueError("the list is empty; give at least one")
     if len(set(values)) != len(values):
-        raise ValueError(f"{show(list(values))} names something twice; give each once")
+        raise ValueError(f"{show(list(values))} has a value twice; give each once")
     return values
 
 
@@ -73,7 +75,7 @@ class ModelConfig(Schema):
         default=None,
         description="class names of the network, one per line, or a folder of class folders; default: the checkpoint's",
     )
-    overrides: dict[str, Any] = Field(default={}, description="fields in which the network differs from its variant")
+    overrides: dict[str, Any] = Field(default={}, description="fields of the variant to change")
     preprocessing: Annotated[Preprocessing | None, BeforeValidator(_preset)] = Field(
         default=None,
         description="preset, or table of size, resize, crop, mean, std, interpolation; default: the checkpoint's",
@@ -124,14 +126,12 @@ class DataConfig(Schema):
         default=None, description="uint8 (n, h, w, 3) .npy file of the data set `array`", validate_default=True
     )
     labels: Name | None = Field(default=None, description=".npy file of its labels", validate_default=True)
-    domains: Titles | None = Field(
-        default=None, description="domains in this order; default: all targets that are there"
-    )
+    domains: Titles | None = Field(default=None, description="domains in this order; default: all that are found")
     clean: Title | None = Field(
         default=None, description="domain with clean images, for methods that need some and for clean_after"
     )
     severity: Annotated[int, Field(ge=1, le=5)] = Field(default=5, description="severity of corruptions, 1 to 5")
-    limit: Count | None = Field(default=None, description="at most this many images per domain, drawn by the seed")
+    limit: Count | None = Field(default=None, description="at most this many images per domain, sampled with the seed")
     class_mask: bool = Field(default=True, description="score ImageNet-R among its 200 classes")
     options: dict[str, Any] = Field(
         default={}, description="keywords for a data set from outside; protocol and scale of segmentation masks"
@@ -154,15 +154,11 @@ class DataConfig(Schema):
     @property
     def is_segmentation(self) -> bool:
         """Whether every pixel has a label; clean pictures are then corrupted as they are read."""
-        from trust_tta.data.registry import find_spec
-
         return self.dataset not in (SAMPLE, ARRAY) and find_spec(self.dataset).layout == "segmentation"
 
     @field_validator("dataset")
     @classmethod
     def _is_known(cls, name: str) -> str:
-        from trust_tta.data.registry import find_spec
-
         return name if name in (SAMPLE, ARRAY) else find_spec(name).name
 
     @field_validator("images", "labels")
@@ -179,7 +175,7 @@ class DataConfig(Schema):
     @classmethod
     def _has_no_clean_images(cls, domain: str | None, info: ValidationInfo) -> str | None:
         if domain is not None and info.data.get("dataset") in (SAMPLE, ARRAY):
-            raise ValueError(f"the data set '{info.data['dataset']}' is clean before it is corrupted; omit it")
+            raise ValueError(f"'{info.data['dataset']}' has clean images that are corrupted as they are read; omit it")
         return domain
 
     @field_validator("domains")
@@ -189,8 +185,6 @@ class DataConfig(Schema):
         dataset = info.data.get("dataset")
         if domains is None or dataset is None:
             return domains
-        from trust_tta.data.registry import find_domain, find_spec
-
         if dataset in (SAMPLE, ARRAY):
             known = (CLEAN, *ALL_CORRUPTIONS)
             if unknown := [name for name in domains if name not in known]:
@@ -212,17 +206,16 @@ class StreamsConfig(Schema):
     batch_size: Counts = Field(default=(128,), description="images per batch, one size or several")
     seeds: Seeds = Field(default=(0,), description="one seed or several")
     shuffle: bool = Field(default=True, description="shuffle the images of a domain")
-    drop_last: bool = Field(default=False, description="omit a last batch that is smaller than the others")
+    drop_last: bool = Field(default=False, description="drop a last batch that is smaller than the others")
     gamma: Positive = Field(
-        default=0.1, description="of the setting `correlated`: the smaller, the longer the runs of one class"
+        default=0.1,
+        description="Dirichlet concentration of the setting `correlated`: smaller, longer runs of a class",
     )
-    segments: Count = Field(default=100, description="of the setting `sequence`: how many short domains come in a row")
+    segments: Count = Field(default=100, description="number of short domains in the setting `sequence`")
 
     @field_validator("setting")
     @classmethod
     def _is_known(cls, setting: str) -> str:
-        from trust_tta.data.streams import parse_setting
-
         return parse_setting(setting).name
 
 
@@ -304,7 +297,7 @@ class RunConfig(Schema):
         for method in methods:
             key = canonical_json([method.name, method.all_options()])
             if key in seen:
-                raise ValueError(f"'{method.name}' is there twice with the same options; give it once")
+                raise ValueError(f"'{method.name}' is listed twice with the same options; list it once")
             if method.display_name in seen.values():
                 raise ValueError(f"two methods have the label '{method.display_name}'; give them different ones")
             seen[key] = method.display_name
@@ -312,14 +305,11 @@ class RunConfig(Schema):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
-        from trust_tta.data.registry import find_spec
-        from trust_tta.data.streams import parse_setting
-
         setting = parse_setting(self.stream.setting)
         if setting.correlated and self.data.is_segmentation:
             raise ValueError(f"stream.setting: the images of {self.data.dataset} have no classes to be correlated by")
         if self.model.per_domain and setting.reset == "never":
-            raise ValueError("model.checkpoint: one network for each {domain} needs a reset at each; use online")
+            raise ValueError("model.checkpoint: a network for each {domain} needs a reset at each domain; use online")
         if setting.gradual and not (self.data.corrupts or find_spec(self.data.dataset).has_severities):
             raise ValueError(f"stream.setting: {self.data.dataset} has no severities, so it has no gradual stream")
         return self

@@ -31,7 +31,7 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} needs a GPU and none is usable here; give auto or cpu")
     if device.type == "cuda" and device.index is not None and device.index >= (count := torch.cuda.device_count()):
-        raise ConfigError(f"device {name!r} is not there; give one up to cuda:{count - 1}")
+        raise ConfigError(f"device {name!r} does not exist; the last one is cuda:{count - 1}")
     return device
 
 

@@ -32,7 +32,7 @@ from trust_tta.results.record import CellKey
 WARM_UP_IMAGES = 2  # kernels are compiled for the shape of an image, whatever the batch size
 SHORT_STREAM = 4  # batches, too few to learn from
 CLEAN_IMAGES = 256  # from which methods compute statistics of clean data
-_NUMBERED = (ARRAY, "array-c")  # data sets without class names, which may lack some of the network's classes
+_WITHOUT_CLASS_NAMES = (ARRAY, "array-c")  # data sets that may lack some of the network's classes
 
 # Time of a batch relative to one forward pass, where the number of passes does not predict it; measured on an H200
 # (docs/results/method_costs_h200.json).
@@ -258,7 +258,7 @@ def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.devi
     """Load the network in evaluation mode and check its number of classes against the data set."""
     classes = len(dataset.class_names)
     outputs = classes if checkpoint.num_classes is None else checkpoint.num_classes
-    fits = outputs >= classes if dataset.name in _NUMBERED else outputs == classes
+    fits = outputs >= classes if dataset.name in _WITHOUT_CLASS_NAMES else outputs == classes
     if not fits:
         raise ConfigError(
             f"{checkpoint.origin} outputs {outputs} classes, but {dataset.name} has {classes}; "

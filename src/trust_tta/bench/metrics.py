@@ -190,9 +190,7 @@ class ClassificationMeter(Meter):
             self.counts = counts if self.counts is None else self.counts + counts
         for i, index in enumerate([] if indices is None else indices.tolist()):
             if index in self.keep:
-                earlier_confidence = (
-                    None if before is None else before[i].detach().double().cpu()[columns].softmax(0).amax()
-                )
+                chances = None if before is None else before[i].detach().double().cpu()[columns].softmax(0)
                 self.kept.append(
                     SamplePrediction(
                         index=index,
@@ -200,7 +198,7 @@ class ClassificationMeter(Meter):
                         before=None if earlier is None else int(earlier[i]),
                         after=int(predicted[i]),
                         confidence=float(p[i].amax()),
-                        confidence_before=None if earlier_confidence is None else float(earlier_confidence),
+                        confidence_before=None if chances is None else float(chances.amax()),
                     )
                 )
         return ClassifiedBatch(
@@ -218,13 +216,12 @@ class ClassificationMeter(Meter):
 
     def details(self) -> dict[str, Any]:
         right = np.array([right for batch in self.batches for right in batch.right], dtype=bool)
+        right_of_all = sum(batch.right_of_all for batch in self.batches)
         return {
             "confusion": None if self.counts is None else tuple(tuple(row) for row in self.counts.tolist()),
             "predictions": tuple(self.kept),
             "correct": np.packbits(right).tobytes(),
-            "accuracy_all_outputs": None
-            if self.classes is None or not len(right)
-            else sum(batch.right_of_all for batch in self.batches) / len(right),
+            "accuracy_all_outputs": right_of_all / len(right) if self.classes is not None and len(right) else None,
         }
 
 

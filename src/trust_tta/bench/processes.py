@@ -25,7 +25,7 @@ from trust_tta.results.record import CellKey
 from trust_tta.results.store import ResultStore
 
 GRACE_SECONDS = 10.0  # for a worker to release its cells before it is killed
-REFUSALS = (CheckpointError, ConfigError, DataError, StateError)  # they end one experiment, not the others
+EXPERIMENT_ERRORS = (CheckpointError, ConfigError, DataError, StateError)  # they end one experiment, not the others
 
 # Messages of a worker: steps of progress, a line to print, or the error of an experiment (by number).
 Message: TypeAlias = int | str | tuple[int, TrustError]
@@ -57,7 +57,7 @@ def sweep_parallel(
                 left += sequences_to_run(plan, store, retry=retry)
                 store.plan(plan.keys, labels=plan.labels)
             plans[number] = plan
-        except REFUSALS as error:
+        except EXPERIMENT_ERRORS as error:
             refused[number] = error
     for text in dict.fromkeys(text for plan in plans.values() for text in plan.warnings):
         progress.note(f"warning: {text}")
@@ -109,7 +109,7 @@ def _workers(plans: Mapping[int, ExperimentPlan], processes: int) -> Iterator[di
         try:
             for number in range(processes):
                 here, there = context.Pipe()
-                worker = context.Process(target=work, args=(there, processes, number), daemon=True)
+                worker = context.Process(target=run_worker, args=(there, processes, number), daemon=True)
                 worker.start()
                 there.close()
                 started.append(worker)
@@ -131,7 +131,7 @@ def _workers(plans: Mapping[int, ExperimentPlan], processes: int) -> Iterator[di
                 process.join()
 
 
-def work(connection: Connection, processes: int, number: int) -> None:
+def run_worker(connection: Connection, processes: int, number: int) -> None:
     """Run the unclaimed cells of all experiments in a worker process, then wait for those of other workers.
 
     Every second worker begins with the last experiment: its cells may be the most expensive.
@@ -150,7 +150,7 @@ def work(connection: Connection, processes: int, number: int) -> None:
                         check_sequence(experiment, left[0])
                         writer = CellWriter(plan, store, progress, several=several)
                         run_sequences(experiment, writer, left, wait=wait_for_others, announce=False)
-            except REFUSALS as error:
+            except EXPERIMENT_ERRORS as error:
                 del plans[experiment_number]
                 progress.send((experiment_number, error))
 

@@ -63,8 +63,8 @@ def sequences_to_run(plan: ExperimentPlan, store: ResultStore, *, retry: bool) -
         lacking.append({name for name, amount in wanted.items() if amount > had.get(name, 0)})
     if any(lacking):
         raise ConfigError(
-            f"of the cells in '{store.path}', {sum(map(bool, lacking))} finished without this "
-            f"{' or '.join(sorted(set().union(*lacking)))}, and no finished cell is run again; "
+            f"cells in '{store.path}' that finished without this {' or '.join(sorted(set().union(*lacking)))}: "
+            f"{sum(map(bool, lacking))}; finished cells are not run again: "
             "give another store, or omit it"
         )
     return unfinished(plan.sequences, store)
@@ -230,8 +230,8 @@ def _run_claimed(
             writer.fail(sequence, left, failure_text(error))  # the other cells are still worth running
             if device_is_lost(error):
                 raise BackendError(
-                    f"the device of this process is lost ({failure_text(error)[:80]}); the cells it had not begun "
-                    "are left for another: run the command again"
+                    f"this process has lost its GPU ({failure_text(error)[:80]}); run the command again for the cells "
+                    "that are left"
                 ) from error
             return
         if found is None:

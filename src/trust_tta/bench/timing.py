@@ -20,7 +20,7 @@ Work: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Callable[[Work], float]
 Prepare: TypeAlias = Callable[[], AbstractContextManager[Work]]
 
-STEADY = 0.8  # of the time of the call before: a faster call means that the one before compiled
+STEADY = 0.8  # of the time of the call before: a call that is faster than this shows that the one before compiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def measure(case: Case, device: torch.device) -> Timing:
 def warm_up(work: Work, clock: Clock, limits: TimingLimits) -> float:
     """Call the work until it no longer gets faster, at least twice; returns the seconds of the first call.
 
-    The first calls compile kernels and capture CUDA graphs, however long that takes: they are never results.
+    The first calls compile kernels and capture CUDA graphs, however long that takes; they are not among the repeats.
     """
     first = last = clock(work)
     for _ in range(max(1, limits.max_warmups)):

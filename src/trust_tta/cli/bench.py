@@ -12,8 +12,8 @@ from trust_tta.cli.arguments import (
     add_run_arguments,
     check_engine,
     make_engine,
+    method_option,
     names_list,
-    option,
     schema_values,
     use_passive_threads,
 )
@@ -39,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_run_arguments(parser, results=True)
     add("--methods", type=names_list, metavar="A,B", help="methods to run, with the options of the configuration")
     text = "an option of a method; repeatable"
-    add("--option", type=option, action="append", default=[], metavar="METHOD.OPTION=VALUE", help=text)
+    add("--option", type=method_option, action="append", default=[], metavar="METHOD.OPTION=VALUE", help=text)
     add("--processes", type=int, metavar="N", help="worker processes (default 1; with --engine ray, all CPUs)")
     add_engine_arguments(parser, task="cell")
     add("--retry-failed", action="store_true", help="run failed cells again")

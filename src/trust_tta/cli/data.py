@@ -66,14 +66,14 @@ def check(arguments: Namespace) -> None:
 
     root = Path(arguments.root)
     if not root.is_dir():
-        raise DataError(f"'{root}' is not a folder; give the folder that holds your data sets, or is one")
+        raise DataError(f"'{root}' is not a folder; give the folder of your data sets, or of one of them")
     classes = None
     if arguments.checkpoint:
         from trust_tta.models.checkpoint import Checkpoint
 
         classes = Checkpoint.open(arguments.checkpoint).classes
         if classes is None:
-            raise CheckpointError(f"--checkpoint {arguments.checkpoint} does not name its classes; omit it")
+            raise CheckpointError(f"--checkpoint {arguments.checkpoint} has no class names; omit it")
     with ProgressDisplay() as progress:
         if arguments.dataset:
             findings = check_dataset(arguments.dataset, root, classes=classes, thorough=arguments.thorough)

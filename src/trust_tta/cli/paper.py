@@ -83,20 +83,20 @@ def run(arguments: Namespace) -> None:
 
 def run_item(item: PaperExperiment, *, small: bool, root: str) -> list[str]:
     """Run a configuration, rank the orders if the paper does, and write the page; returns a line for each problem."""
-    from trust_tta.bench.processes import REFUSALS
+    from trust_tta.bench.processes import EXPERIMENT_ERRORS
     from trust_tta.cli.cells import run_parts
 
     try:
         parts = read_parts(item.path, {"data": {"root": root}}, small=small)
         cells, problems = run_parts(parts)
-    except REFUSALS as error:
+    except EXPERIMENT_ERRORS as error:
         return [str(error)]
     store = Path(parts[0].store)
     records = store.with_name(f"{store.stem}-orders")
     if item.name in RANKED:
         try:
             rank(parts, k=RANKED_ORDERS, out=records)
-        except REFUSALS as error:
+        except EXPERIMENT_ERRORS as error:
             problems.append(f"{RANKED[item.name][0]}: {error}")
     if cells:
         page = store.with_suffix(".html")

@@ -62,7 +62,7 @@ def rank(parts: Sequence[RunConfig], *, k: int, out: Path | None) -> None:
             mean, domains = rank_domains(with_limit(config), k=k, progress=progress)
         shades = FINE if printable(FINE) == FINE else PLAIN
         say(heat_map(mean, domains, shades=shades))
-        say(f"the {k} of lowest entropy: {', '.join(mean.orders[:k])}")
+        say(f"the {k} orders of lowest entropy: {', '.join(mean.orders[:k])}")
         if out is None:
             continue
         if out.suffix == ".json":

@@ -15,7 +15,7 @@ from trust_tta.config_io import read_class_names
 from trust_tta.errors import BackendError, ConfigError
 from trust_tta.preprocessing import find_preset
 from trust_tta.report.formats import plain_table, to_text
-from trust_tta.schema import examine
+from trust_tta.schema import validate
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
         if getattr(arguments, name) is not None:
             values[name] = getattr(arguments, name)
     flags = {name: f"--{name}" for name in values} | {"batches": "--batch", "dtypes": "--dtype"}
-    settings, mistakes = examine(SpeedSettings, values, flags=flags)
+    settings, mistakes = validate(SpeedSettings, values, flags=flags)
     if settings is None:
         raise ConfigError("; ".join(mistakes))
     return settings

@@ -12,9 +12,9 @@ from trust_tta.cli.arguments import (
     add_engine_arguments,
     add_schema_arguments,
     check_engine,
+    keyword,
     open_cluster,
     schema_values,
-    setting,
     use_passive_threads,
 )
 from trust_tta.cli.output import ProgressDisplay, say, writable_folder
@@ -50,7 +50,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add_data_arguments(parser)
     add("--model", default="vmamba_nano", metavar="NAME", help="variant (default: vmamba_nano)")
-    add("--set", type=setting, action="append", default=[], metavar="NAME=VALUE", help="change the variant; repeatable")
+    add(
+        "--set",
+        type=keyword,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="change the variant; repeatable",
+    )
     size = "pixels of a side (default: 32 for CIFAR, else 96; pictures with segmentation masks keep their size)"
     add("--size", type=int, metavar="N", help=size)
     start = "checkpoint to start from, where names and shapes fit: a file or a known name (default: random weights)"
@@ -113,13 +120,11 @@ def _check_targets(
 ) -> None:
     dense = isinstance(recipe, SegmentationRecipe)
     if several and (dense or not all(targets) or len(set(targets)) < len(targets)):
-        raise ConfigError(f"--target {arguments.target}: give domains of a data set that has some, each once, as A,B")
+        raise ConfigError(f"--target {arguments.target}: name domains of a data set with several, each once, as A,B")
     if dense and arguments.target is not None:
         raise ConfigError(f"--target {arguments.target}: {arguments.data} has no domains to leave out; omit it")
     if len(targets) > 1 and "{domain}" not in arguments.out:
-        raise ConfigError(
-            f"--out {arguments.out}: of several targets each needs a folder; give {arguments.out}_{{domain}}"
-        )
+        raise ConfigError(f"--out {arguments.out}: several targets need a folder each; give {arguments.out}_{{domain}}")
     if not dense and arguments.target and (spec := find_spec(arguments.data)).domains:
         for target in targets:
             find_domain(spec, target)

@@ -22,7 +22,7 @@ import torch
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, fingerprints
-from trust_tta.bench.processes import REFUSALS
+from trust_tta.bench.processes import EXPERIMENT_ERRORS
 from trust_tta.bench.sweep import (
     POLL_SECONDS,
     CellWriter,
@@ -94,7 +94,7 @@ def run_task(payloads: list[Any], number: int, threads: int) -> Iterator[Outcome
         sequence = experiment.plan.sequences[number]
         _check_data(experiment, sequence)
         check_sequence(experiment, sequence)
-    except REFUSALS as error:
+    except EXPERIMENT_ERRORS as error:
         yield error
         return
     try:

@@ -9,11 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from trust_tta.errors import ConfigError, DataError
+from trust_tta.errors import ConfigError
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 from trust_tta.report.text import safe_line
 from trust_tta.results import Cell, CellKey, Counts, Failure, PlannedCell, ResultStore
@@ -277,8 +276,6 @@ def read_report(
 
     `only` selects runs: values allowed for fields of their key; a method may also be selected by its label.
     """
-    if Path(path).exists() and not Path(path).is_file():  # opening a pipe would wait for a writer
-        raise DataError(f"'{path}' is not a file; give the results store that a benchmark wrote")
     with ResultStore(path, create=False) as store:
         items: list[AnyCell] = [*store.results(), *store.failures(), *store.planned()]
         pictures, class_names = store.pictures(), store.class_names()
@@ -307,7 +304,7 @@ def _select(items: Sequence[AnyCell], only: Mapping[str, Sequence[str]]) -> list
         selected = [item for item in selected if not values[id(item)].isdisjoint(wanted)]
     if items and not selected:
         chosen = "; ".join(f"{name} {', '.join(wanted)}" for name, wanted in only.items())
-        raise ConfigError(f"the store has no run with {chosen}; select less")
+        raise ConfigError(f"the store has no run with {chosen}; drop a filter")
     return selected
 
 
