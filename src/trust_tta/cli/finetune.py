@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from trust_tta.cli.arguments import add_schema_arguments, keyword, schema_values, use_passive_threads
+from trust_tta.cli.arguments import add_schema_arguments, schema_values, use_passive_threads
 from trust_tta.cli.output import ProgressDisplay, writable_folder
 from trust_tta.cli.train import add_data_arguments, print_result
 from trust_tta.data.registry import find_spec
@@ -24,14 +24,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--checkpoint", required=True, metavar="FILE", help=".pth, .safetensors, or a known name")
     add("--model", metavar="NAME", help="variant (default: what the checkpoint says)")
     add_data_arguments(parser)
-    add(
-        "--set",
-        type=keyword,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="change the variant; repeatable",
-    )
     add("--preprocessing", metavar="NAME", help="such as imagenet, squash224 (default: the checkpoint's)")
     add_schema_arguments(parser.add_argument_group("recipe"), FinetuneRecipe)
 

@@ -50,14 +50,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add_data_arguments(parser)
     add("--model", default="vmamba_nano", metavar="NAME", help="variant (default: vmamba_nano)")
-    add(
-        "--set",
-        type=keyword,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="change the variant; repeatable",
-    )
     size = "pixels of a side (default: 32 for CIFAR, else 96; pictures with segmentation masks keep their size)"
     add("--size", type=int, metavar="N", help=size)
     start = "checkpoint to start from, where names and shapes fit: a file or a known name (default: random weights)"
@@ -79,6 +71,8 @@ def add_data_arguments(parser: ArgumentParser) -> None:
     add("--target", metavar="DOMAIN", help="domain to leave out, as in leave-one-domain-out; train takes several: A,B")
     add("--share", type=float, default=0.1, metavar="X", help="share held out for validation (default 0.1)")
     add("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
+    change = "change a field of the variant; repeatable"
+    add("--set", type=keyword, action="append", default=[], metavar="NAME=VALUE", help=change)
 
 
 def run(arguments: Namespace) -> None:

@@ -274,15 +274,16 @@ class ResultStore:
 
     def _cells(self, status: Status | None, more: str = "", *, where: Where | None = None) -> list[tuple[Any, ...]]:
         """Key, label and `more` columns of all cells, or of those in one state, sorted by key."""
-        rows = self._rows(f"SELECT digest, key, label{more} FROM cells WHERE ? IS NULL OR status = ?", status, status)
+        query = f"SELECT digest, key, label{more} FROM cells WHERE ? IS NULL OR status = ?"
         found = []
-        for digest, text, label, *rest in rows:
-            with self._decoding():
-                key = from_json(CellKey, text)
-            if key.digest != digest:
-                raise damaged(self.path, "a key is not that of its cell")
-            if where is None or where(key):
-                found.append((key, plain_text(str(label)) if label else key.method, *rest))
+        with self._reading() as connection:
+            for digest, text, label, *rest in connection.execute(query, (status, status)):
+                with self._decoding():
+                    key = from_json(CellKey, text)
+                if key.digest != digest:
+                    raise damaged(self.path, "a key is not that of its cell")
+                if where is None or where(key):
+                    found.append((key, plain_text(str(label)) if label else key.method, *rest))
         return sorted(found, key=lambda row: cell_sort_key(row[0]))
 
     def _rows(self, query: str, *values: object) -> list[Any]:
