@@ -41,7 +41,7 @@ def test_times_are_in_utc() -> None:
 
 @pytest.mark.parametrize("name", ["mps", "xpu:0", "meta"])
 def test_only_a_cpu_and_cuda_will_do(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"device '{name}' cannot run the scan; give auto, cpu, cuda or cuda:1"):
+    with pytest.raises(ConfigError, match=f"device '{name}' is unknown; give auto, cpu, cuda or cuda:1"):
         choose_device(name)
 
 

@@ -137,9 +137,6 @@ class DataConfig(Schema):
         default={}, description="keywords for a data set from outside; protocol and scale of segmentation masks"
     )
 
-    def __hash__(self) -> int:
-        return hash(canonical_json(jsonable(self.model_dump())))
-
     @property
     def folder(self) -> Path:
         if self.root != SHIPPED:

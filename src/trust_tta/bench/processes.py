@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from trust_tta.bench.config import DataConfig, RunConfig
+from trust_tta.bench.config import RunConfig
 from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, make_plan
 from trust_tta.bench.sweep import CellWriter, check_sequence, run_sequences, sequences_to_run, unfinished
@@ -49,10 +49,10 @@ def sweep_parallel(
     plans: dict[int, ExperimentPlan] = {}
     refused: dict[int, TrustError] = {}
     left: list[CellSequence] = []
-    data: dict[DataConfig, ExperimentData] = {}  # data shared by several experiments are hashed once
+    data: dict[str, ExperimentData] = {}  # data shared by several experiments are hashed once
     for number, config in enumerate(configs):
         try:
-            plan = make_plan(config, data.setdefault(config.data, ExperimentData(config.data)))
+            plan = make_plan(config, data.setdefault(repr(config.data), ExperimentData(config.data)))
             with ResultStore(config.store) as store:
                 left += sequences_to_run(plan, store, retry=retry)
                 store.plan(plan.keys, labels=plan.labels)

@@ -58,15 +58,6 @@ class SpeedSettings(Schema):
     warmups: Natural = 6
 
 
-def default_settings(device: torch.device, *, quick: bool = False) -> dict[str, Any]:
-    """The paper's network on a GPU, the shipped one on a CPU; `quick`: every part once, at tiny sizes."""
-    paper = {"model": "vmamba_tiny_s1l8_bn", "batches": (128, 1), "size": 224, "dtypes": ("float32", "bf16")}
-    shipped = {"model": "vmamba_nano", "batches": (64,), "size": 32, "dtypes": ("float32",)}
-    values: dict[str, Any] = {**(paper if device.type == "cuda" else shipped), "startup": not quick}
-    once = {"model": "vmamba_nano", "batches": (8,), "size": 16, "seconds": 0.0, "repeats": 1, "warmups": 0}
-    return values | once if quick else values
-
-
 def measure_speed(
     settings: SpeedSettings,
     *,
