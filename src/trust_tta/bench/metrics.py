@@ -81,7 +81,7 @@ class Meter(ABC):
 
     @abstractmethod
     def score(self, batches: Sequence[Any], *, before: bool = False) -> float | None:
-        """The accuracy over some batches after the update, NaN without samples, or `before` it, None if unknown."""
+        """The accuracy over some batches after the update (NaN without samples), or `before` it (None if unknown)."""
 
     @abstractmethod
     def details(self) -> dict[str, Any]:
@@ -167,7 +167,9 @@ class ClassificationMeter(Meter):
         self, outputs: Tensor, labels: Tensor, before: Tensor | None, indices: Tensor | None
     ) -> ClassifiedBatch | None:
         """The sums over outputs (n, c) after the update and `before` it, labels (n,) and indices (n,)."""
-        _check_shapes(outputs, labels, before, indices)
+        if outputs.ndim != 2 or len(outputs) != len(labels) or not outputs.is_floating_point():
+            given = f"outputs have shape {tuple(outputs.shape)} and {outputs.dtype}"
+            raise ShapeError(f"{given}; give floating ({len(labels)}, classes)")
         if len(labels) == 0:
             return None
         outputs, labels = outputs.detach().double().cpu(), labels.detach().cpu().long()
@@ -223,19 +225,6 @@ class ClassificationMeter(Meter):
             "correct": np.packbits(right).tobytes(),
             "accuracy_all_outputs": right_of_all / len(right) if self.classes is not None and len(right) else None,
         }
-
-
-def _check_shapes(outputs: Tensor, labels: Tensor, before: Tensor | None, indices: Tensor | None) -> None:
-    if outputs.ndim != 2 or not outputs.is_floating_point():
-        raise ShapeError(f"outputs have shape {tuple(outputs.shape)} and {outputs.dtype}; give floating (n, classes)")
-    n = len(outputs)
-    for name, tensor in (("labels", labels), ("indices", indices)):
-        if tensor is not None and (tensor.shape != (n,) or tensor.is_floating_point()):
-            raise ShapeError(
-                f"{name} have shape {tuple(tensor.shape)} and {tensor.dtype}; give integers of shape ({n},)"
-            )
-    if before is not None and before.shape != outputs.shape:
-        raise ShapeError(f"before has shape {tuple(before.shape)}; give that of outputs, {tuple(outputs.shape)}")
 
 
 def _columns(classes: Sequence[int] | None, c: int) -> Tensor:
