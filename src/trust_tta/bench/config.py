@@ -178,7 +178,7 @@ class DataConfig(Schema):
     @field_validator("domains")
     @classmethod
     def _are_known(cls, domains: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
-        """The domains under their own names."""
+        """The domains under their canonical names."""
         dataset = info.data.get("dataset")
         if domains is None or dataset is None:
             return domains
@@ -194,7 +194,7 @@ class DataConfig(Schema):
 
 
 class StreamsConfig(Schema):
-    """The order and batches in which images come; one stream for each batch size and seed."""
+    """Order and batching of the images; one stream per batch size and seed."""
 
     setting: Title = Field(
         default="online",
@@ -217,7 +217,7 @@ class StreamsConfig(Schema):
 
 
 class MethodConfig(Schema):
-    """A method with the options stated for it; `label` is its name wherever results are shown.
+    """A method and the options given for it; `label` names it in tables and charts.
 
     A bare name stands for the method's defaults, and in a table the options follow the name.
     """
@@ -244,7 +244,7 @@ class MethodConfig(Schema):
         return self
 
     def all_options(self) -> dict[str, Any]:
-        """Every option, defaults included, as values that JSON has."""
+        """All options including defaults, JSON-serializable."""
         return {name: jsonable(value) for name, value in {**method_options(self.name), **self.options}.items()}
 
     @property
@@ -317,7 +317,7 @@ class RunConfig(Schema):
 
 
 def jsonable(value: Any) -> Any:
-    """The value as JSON can express it; anything else, such as infinity, becomes a string."""
+    """A JSON-serializable copy; what JSON lacks, such as infinity, becomes a string."""
     if isinstance(value, Mapping):
         return {str(name): jsonable(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

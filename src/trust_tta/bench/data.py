@@ -41,7 +41,7 @@ _LEFT_OUT = ("pacs",)  # data sets whose networks were trained on all domains bu
 
 @dataclass(frozen=True, eq=False)
 class CorruptedImages:
-    """Clean images, each corrupted on first access with random numbers of its index and the seed.
+    """Clean images, each corrupted on first access; the random numbers depend on its index and the seed.
 
     Segmentation images are corrupted at their own size and then resized by their protocol.
     """
@@ -95,7 +95,7 @@ class ExperimentData:
         return found
 
     def open(self, domain: str, *, severity: int, seed: int) -> Dataset:
-        """One domain at one severity; `seed` is that of corruptions applied on reading."""
+        """One domain at one severity; `seed` is for corruptions applied on reading."""
         config = self.config
         if config.is_segmentation and domain not in (CLEAN, *ALL_CORRUPTIONS):
             return self._open_on_disk(domain=domain)
@@ -111,7 +111,7 @@ class ExperimentData:
         return self._by_domain[domain, severity]
 
     def clean(self, target: str | None = None) -> Dataset:
-        """The clean images of the data set; where networks leave `target` out, the images of all other domains."""
+        """The clean images of the data set; for leave-one-domain-out networks, those of all domains but `target`."""
         left_out = target if self.config.dataset in _LEFT_OUT and self.config.clean is None else None
         if left_out not in self._clean:
             self._clean[left_out] = self._open_clean(left_out)

@@ -85,7 +85,7 @@ class ExperimentPlan:
         return found
 
     def prepare(self, domain: Domain, *, target: str | None = None) -> Domain:
-        """The domain with the preprocessing and class numbers of its own network, or of that of the domain `target`."""
+        """The domain with preprocessing and class indices of its network, or of that for the domain `target`."""
         target = target or domain.dataset.domain
         network = self.checkpoints[target]
         dataset, _ = align_classes(domain.dataset, network.classes, outputs=network.num_classes, source=network.origin)

@@ -85,7 +85,7 @@ class Meter(ABC):
 
     @abstractmethod
     def details(self) -> dict[str, Any]:
-        """The fields of the record that only this task has."""
+        """Fields of the record that are specific to the task."""
 
     @property
     def accuracy(self) -> float:
@@ -238,7 +238,7 @@ def _columns(classes: Sequence[int] | None, c: int) -> Tensor:
 
 
 def _truth(labels: Tensor, columns: Tensor, c: int) -> Tensor:
-    """The position of each label among `columns` (n,)."""
+    """The index of each label among `columns` (n,)."""
     position = torch.full((c,), -1).scatter(0, columns, torch.arange(len(columns)))
     inside = (labels >= 0) & (labels < c)
     truth = position[labels.clamp(0, c - 1)].where(inside, torch.tensor(-1))
@@ -249,7 +249,7 @@ def _truth(labels: Tensor, columns: Tensor, c: int) -> Tensor:
 
 
 def _predict(outputs: Tensor, columns: Tensor) -> Tensor:
-    """The class in the full numbering (n,), or -1 where the output holds a NaN."""
+    """The predicted class among all outputs (n,), or -1 where the output holds a NaN."""
     chosen = outputs[:, columns]
     return columns[chosen.argmax(1)].where(~chosen.isnan().any(1), torch.tensor(-1))
 

@@ -67,7 +67,7 @@ def parse_sections(
     mistakes: Sequence[str] = (),
     flags: Mapping[str, str] | None = None,
 ) -> tuple[RunConfig, ...]:
-    """One experiment for each section, a pair of a prefix for its mistakes and its values; one error lists them all.
+    """One experiment per section (prefix of its error messages, and values); one error lists all mistakes.
 
     The error begins with the `mistakes` found before, and names a mistake that several sections share once.
     """
@@ -97,7 +97,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with those of a command line: `methods` selects methods, `method_options` sets their options."""
+    """`values` overridden by a command line: `methods` selects methods, `method_options` sets their options."""
     merged = merge(
         values, {name: value for name, value in changes.items() if name not in ("methods", "method_options")}
     )

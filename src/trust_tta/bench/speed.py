@@ -65,7 +65,7 @@ def measure_speed(
     keep: Callable[[dict[str, Any]], None] = lambda record: None,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Measure everything and return the record; `keep` gets it after every row, so that a stopped run leaves a part."""
+    """Measure everything and return the record; `keep` receives it after every row: a stopped run leaves a part."""
     begun = time.perf_counter()
     torch.manual_seed(0)
     model = create_model(settings.model, checkpoint=settings.checkpoint, num_classes=settings.classes).to(device).eval()
@@ -169,7 +169,7 @@ def make_cases(settings: SpeedSettings, model: nn.Module, *, device: torch.devic
 
 
 def network_steps(model: nn.Module, *, batch: int) -> dict[str, Step]:
-    """Pieces of work on a network by name; a batch of one cannot be split among orders."""
+    """Steps to time, by name; a batch of one cannot be split among orders."""
     steps: dict[str, Step] = {
         "forward": ("", {}),
         "forward by the method 'source'": ("source", {}),

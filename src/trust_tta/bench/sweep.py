@@ -29,7 +29,7 @@ MEASURES = ("clean_after", "keep_samples", "confusion")  # optional, and not par
 def sweep(
     config: RunConfig, store: ResultStore, *, progress: Progress = SILENT, retry: bool = False
 ) -> tuple[CellKey, ...]:
-    """Run what is not finished and wait for what others run; returns the keys of all cells.
+    """Run the unfinished cells and wait for those of other processes; returns the keys of all cells.
 
     `retry` tries failed cells again. Progress is counted in estimated cost; each finished cell is a note.
     """
@@ -71,7 +71,7 @@ def sequences_to_run(plan: ExperimentPlan, store: ResultStore, *, retry: bool) -
 
 
 def unfinished(sequences: Sequence[CellSequence], store: ResultStore) -> list[CellSequence]:
-    """The sequences that are neither finished nor ended by a failure."""
+    """The sequences that have neither finished nor failed."""
     done, failed = (set(store.keys(status)) for status in ("done", "failed"))
     return [s for s in sequences if not done.issuperset(s.keys) and failed.isdisjoint(s.keys)]
 
@@ -150,7 +150,7 @@ def check_sequence(experiment: Experiment, sequence: CellSequence) -> None:
 
 
 class CellWriter:
-    """Store cells and print a line for each; with `several` experiments it names data set and setting."""
+    """Store cells and print a line for each; with `several` experiments it also names data set and setting."""
 
     def __init__(
         self, plan: ExperimentPlan, store: ResultStore, progress: Progress = SILENT, *, several: bool = False
@@ -242,7 +242,7 @@ def _run_claimed(
 
 
 class _HeartbeatProgress(Progress):
-    """Renews the claims of a sequence and reports its batches by cost; `error`: one of the store or the display."""
+    """Renews the claims of a sequence and reports batches by cost; `error`: what the store or display raised."""
 
     def __init__(self, writer: CellWriter, cost: int) -> None:
         self.writer, self.cost = writer, cost

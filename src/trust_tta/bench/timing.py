@@ -68,7 +68,7 @@ class Case:
 
 
 def measure(case: Case, device: torch.device) -> Timing:
-    """The timing with its numbers, or with the reason of the failure."""
+    """The timing with its numbers, or with the reason for its failure."""
     clock, peak, on_gpu = wall_clock(device), None, device.type == "cuda"
     try:
         with warnings.catch_warnings(), autocast(device, case.timing.dtype), case.prepare() as work:

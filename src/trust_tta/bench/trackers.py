@@ -47,7 +47,7 @@ def tensorboard(folder: Path, experiment: str, run: str, settings: Settings) -> 
 
 @contextmanager
 def mlflow(_folder: Path, experiment: str, run: str, settings: Settings) -> Iterator[Log]:
-    """A run on the server of MLFLOW_TRACKING_URI, found again by a tag."""
+    """A run on the server of MLFLOW_TRACKING_URI; a tag identifies it when it is continued."""
     library: Any = require("mlflow", extra="mlflow")
     client = library.MlflowClient()
     group, tag = library.set_experiment(experiment).experiment_id, hashlib.sha256(run.encode()).hexdigest()
@@ -134,5 +134,5 @@ def log_cells(name: str | None, parts: Sequence[RunConfig]) -> Iterator[Callable
 
 
 def _safe_name(name: str) -> str:
-    """A name that each tracker and file system takes."""
+    """A name that every tracker and file system accepts."""
     return re.sub(r"[^/\w. =()-]", "_", name)

@@ -163,7 +163,7 @@ def add_engine_arguments(parser: ArgumentParser, *, task: str = "") -> None:
 
 
 def check_engine(arguments: Namespace, *flags: str) -> None:
-    """Refuse cluster flags without a cluster, and impossible numbers, before PyTorch is imported."""
+    """Refuse cluster flags without a cluster, and numbers out of range, before PyTorch is imported."""
     given = [flag for flag in ("address", *flags) if getattr(arguments, flag) is not None]
     if arguments.engine == "local" and given:
         raise ConfigError(f"--{given[0]} is for a cluster; add --engine ray, or omit it")

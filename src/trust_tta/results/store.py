@@ -44,7 +44,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell that waits or runs."""
+    """A cell that has not run yet, or is running."""
 
     key: CellKey
     label: str
@@ -63,7 +63,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Claimant:
-    """One open store in one process."""
+    """The holder of a claim: one open store in one process."""
 
     token: str
     pid: int
@@ -253,7 +253,7 @@ class ResultStore:
         return [Failure(key, str(message), label) for key, label, message in rows]
 
     def planned(self) -> list[PlannedCell]:
-        """The cells that wait, then those that run."""
+        """The cells that have not run yet, then those that are running."""
         states: tuple[Status, ...] = ("pending", "running")
         return [PlannedCell(key, label, state == "running") for state in states for key, label in self._cells(state)]
 
@@ -524,7 +524,7 @@ def _connect(path: Path, address: str) -> sqlite3.Connection:
 
 
 def _publish(temporary: Path, path: Path) -> bool:
-    """Give the finished file its name; False if a file of that name exists, which is not changed."""
+    """Move the finished file to `path`; False if there is a file already, which stays as it is."""
     flush_file(temporary)
     try:
         os.link(temporary, path)  # unlike a rename it never replaces a store that another process has just made
