@@ -77,7 +77,7 @@ def compile_kernels() -> list[tuple[str, str]]:
 
     if not write_cached("kernels/writable", b""):
         raise BackendError(
-            f"the cache folder '{cache_folder()}' cannot be written; set TRUST_TTA_CACHE to a folder that can"
+            f"kernels cannot be cached in '{cache_folder()}'; set TRUST_TTA_CACHE to a folder that can be written"
         )
     lines = [("CPU", f"{name} {seconds:.2f} s") for name, seconds in load_all().items()]
     rows = fill_gpu_caches() if torch.cuda.is_available() and available("triton") else []
