@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
-from pathlib import Path
+
+from benchmarks import pages
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.cli.main import build_parser
-from trust_tta.schema import outline
+from trust_tta.schema import schema_fields
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
+PAGE = pages.DOCS / "reference" / "commands.md"
 SHARED = {  # command: the one that explains the shared flags
     "rank": "bench",
     "finetune": "train",
@@ -39,14 +40,14 @@ def table(parsers: dict[str, argparse.ArgumentParser], command: str) -> str:
     known = set(flags(parsers[base])) if base else {flag for flag in own if command == "bench" and is_key(flag[1])}
     where = f"[{base}](#{base})" if base else "the keys of a [configuration](protocol.md#configurations)"
     shared = ", ".join(f"`{usage.split()[0].rstrip(',')}`" for usage, text in own if (usage, text) in known)
-    rows = "".join(f"| `{usage}` | {text} |\n" for usage, text in own if (usage, text) not in known)
+    rows = [(f"`{usage}`", text) for usage, text in own if (usage, text) not in known]
     listed = f"\nAs {where}: {shared}.\n" if known else ""
-    return f"{listed}\n| flag | what it does |\n| --- | --- |\n{rows}\n"
+    return f"{listed}\n{pages.table(['flag', 'what it does'], rows)}\n\n"
 
 
 def is_key(text: str) -> bool:
     """Whether a flag sets a key of a configuration, by their shared description."""
-    return text.startswith(tuple(description.replace("`", "'") for _, _, description in outline(RunConfig)))
+    return text.startswith(tuple(description.replace("`", "'") for _, _, description in schema_fields(RunConfig)))
 
 
 def flags(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.pages import table
+from benchmarks.pages import read_record, table, write_record
 
 from trust_tta.atomic import write_whole
 from trust_tta.bench.environment import collect_provenance
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5)
     wanted = parser.parse_args()
     if wanted.page:
-        write_whole(wanted.page, page(json.loads(wanted.record.read_text())))
+        write_whole(wanted.page, page(read_record(wanted.record.resolve())))
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     images = torch.randn(wanted.batch, 3, wanted.size, wanted.size, generator=torch.Generator().manual_seed(0))
@@ -55,7 +55,7 @@ def main() -> None:
     for name in wanted.methods.split(","):
         rows.append(cost_of(name, wanted, images.to(device)))
         print(rows[-1], flush=True)
-        write_whole(wanted.record, json.dumps({"settings": settings, "facts": facts, "rows": rows}, indent=1))
+        write_record(wanted.record, {"settings": settings, "facts": facts, "rows": rows})
 
 
 def cost_of(name: str, wanted: argparse.Namespace, images: torch.Tensor) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
+
+from benchmarks.pages import RESULTS, ROOT, table
 
 from trust_tta.cli.paper import FOLDER, RANKED, PaperExperiment, place_rank, read_items
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "results" / "paper.md"
+PAGE = RESULTS / "paper.md"
 MARKER = "<!-- made by: python -m benchmarks.paper_page -->\n\n"
 ANALYSES = (  # figures of table1's networks that are not benchmarks: place, content, kind, data set
     ("Figure 2", "loss on the plane through three adapted networks and their mean", "surface", "imagenet-c"),
@@ -23,19 +23,15 @@ def markdown(items: Sequence[PaperExperiment]) -> str:
     rows = []
     for item in items:
         needs = item.needs.removeprefix("Needs ").partition("; docs/results/paper.md")[0]
-        rows.append((item.place, item.about, f"trust-tta bench {FOLDER}/{item.path.name}", needs))
+        rows.append((item.place, item.about, f"`trust-tta bench {FOLDER}/{item.path.name}`", needs))
         if item.name in RANKED:
-            command = f"trust-tta rank {FOLDER}/{item.path.name} --json runs/{item.name}-orders"
+            command = f"`trust-tta rank {FOLDER}/{item.path.name} --json runs/{item.name}-orders`"
             rows.append((*RANKED[item.name], command, f"as {item.name}"))
     for place, about, kind, dataset in ANALYSES:
-        command = (
-            f"python -m benchmarks.order_analysis {kind} {FOLDER}/table1.toml --dataset {dataset} --out runs/orders"
-        )
-        rows.append((place, about, command, "as table1"))
+        options = f"{kind} {FOLDER}/table1.toml --dataset {dataset} --out runs/orders"
+        rows.append((place, about, f"`python -m benchmarks.order_analysis {options}`", "as table1"))
     rows.sort(key=lambda row: place_rank(row[0]))
-    lines = ["| place | what | command | data and networks |", "| --- | --- | --- | --- |"]
-    lines += [f"| {place} | {about} | `{command}` | {needs} |" for place, about, command, needs in rows]
-    return "\n".join(lines) + "\n"
+    return table(["place", "what", "command", "data and networks"], rows) + "\n"
 
 
 def fill(page: str) -> str:

@@ -97,13 +97,13 @@ def parse(schema: type[S], values: Mapping[str, Any], *, where: str = "") -> S:
     """`values` as a `schema`; one ConfigError names every key that is wrong, and `where` it was written."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where or 'the configuration'} is {show(values)}; give a table of names and values")
-    made, mistakes = examine(schema, values)
+    made, mistakes = validate(schema, values)
     if made is None:
         raise ConfigError((f"{where}: " if where else "") + "; ".join(mistakes))
     return made
 
 
-def examine(
+def validate(
     schema: type[S], values: Mapping[str, Any], *, flags: Mapping[str, str] | None = None
 ) -> tuple[S | None, list[str]]:
     """`values` as a `schema`, or None and every mistake in them, for a caller that collects more.
@@ -116,12 +116,12 @@ def examine(
         return None, _mistakes(error, schema, flags or {})
 
 
-def outline(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+def schema_fields(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """Dotted key, default (`...` if required) and description of each field, for flags and documentation."""
     for name, field in schema.model_fields.items():
         inner = field.annotation if isinstance(field.annotation, type) else None
         if inner is not None and issubclass(inner, BaseModel):
-            yield from outline(inner, f"{prefix}{name}.")
+            yield from schema_fields(inner, f"{prefix}{name}.")
         else:
             default = ... if field.is_required() else field.get_default(call_default_factory=True)
             yield f"{prefix}{name}", default, field.description or ""

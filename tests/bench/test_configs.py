@@ -15,7 +15,7 @@ from trust_tta.bench.parsing import read_parts
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
 from trust_tta.data.registry import find_spec
 from trust_tta.methods.trust_options import OrderOptions
-from trust_tta.schema import outline
+from trust_tta.schema import schema_fields
 
 FOLDER = Path(__file__).parents[2] / "configs"
 CONFIGS = sorted(FOLDER.rglob("*.toml"))
@@ -59,7 +59,7 @@ def test_the_documents_list_every_key_as_it_is_declared() -> None:
             return ""
         return f"`{json.dumps(default[0] if isinstance(default, tuple) else default)}`"
 
-    rows = [f"| `{key}` | {shown(default)} | {text} |" for key, default, text in outline(RunConfig)]
+    rows = [f"| `{key}` | {shown(default)} | {text} |" for key, default, text in schema_fields(RunConfig)]
     table = "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
     page = (FOLDER.parent / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
     assert page.split("<!-- keys -->\n")[1].split("\n<!-- end -->")[0] == table, table

@@ -41,7 +41,7 @@ def test_times_are_in_utc() -> None:
 
 @pytest.mark.parametrize("name", ["mps", "xpu:0", "meta"])
 def test_only_a_cpu_and_cuda_will_do(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"device '{name}' cannot run the scan; give auto, cpu, cuda or cuda:1"):
+    with pytest.raises(ConfigError, match=f"device '{name}' is unknown; give auto, cpu, cuda or cuda:1"):
         choose_device(name)
 
 
@@ -49,5 +49,5 @@ def test_a_gpu_beyond_the_last_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [choose_device(name).index for name in ("cuda", "cuda:0", "cuda:1")] == [None, 0, 1]
-    with pytest.raises(ConfigError, match="device 'cuda:2' is not there; give one up to cuda:1"):
+    with pytest.raises(ConfigError, match="device 'cuda:2' does not exist; the last one is cuda:1"):
         choose_device("cuda:2")

@@ -35,7 +35,7 @@ def test_other_classes_than_the_data_has_are_refused(tmp_path: Path) -> None:
 
 def test_devices() -> None:
     assert choose_device("cpu") == torch.device("cpu")
-    with pytest.raises(ConfigError, match="'gpu' does not exist"):
+    with pytest.raises(ConfigError, match="'gpu' is unknown"):
         choose_device("gpu")
     if not torch.cuda.is_available():
         assert choose_device("auto") == torch.device("cpu")

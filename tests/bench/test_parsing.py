@@ -88,7 +88,7 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         "data.limit is 0; give a value >= 1",
         "stream.setting: the setting 'offline' is not known",
         "stream.batch_size.1 is 0; give a value >= 1",
-        "stream.seeds: [1, 1] names something twice",
+        "stream.seeds: [1, 1] has a value twice",
         "stream.gamma is -1; give a value > 0",
         "methods.1: method 'trust': kk: there is no such option",
         "methods.2: unknown method 'tents'",
@@ -102,7 +102,7 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
     ("changes", "part"),
     [
         ({"methods": []}, "methods: the list is empty; name at least one"),
-        ({"methods": ["tent", {"name": "tent", "lr": 1e-4}]}, "'tent' is there twice with the same options"),
+        ({"methods": ["tent", {"name": "tent", "lr": 1e-4}]}, "'tent' is listed twice with the same options"),
         ({"data": {"dataset": "cifar11"}}, "unknown data set 'cifar11'"),
         ({"data": {"dataset": "array"}}, "needs the files images and labels"),
         (

@@ -95,7 +95,7 @@ def test_mistakes_of_both_scales_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_config(write(tmp_path, text))
     message = str(caught.value)
-    assert "has 4 mistakes: stream.seeds: [0, 0] names something twice" in message
+    assert "has 4 mistakes: stream.seeds: [0, 0] has a value twice" in message
     assert "small: data.limit is 0; give a value >= 1" in message
     assert "small: data.domains: 'rain' is not a corruption" in message
     assert "small: data.limits: there is no such option; did you mean 'limit'?" in message

@@ -205,7 +205,7 @@ def test_a_process_that_lost_its_device_fails_one_cell_and_leaves_the_others(
     with monkeypatch.context() as patched:
         patched.setattr(torch.accelerator, "synchronize", broken)
         patched.setattr(Method, "forward", broken)
-        with pytest.raises(BackendError, match="is lost .* run the command again"):
+        with pytest.raises(BackendError, match="lost its GPU .* run the command again"):
             run(config)
     with ResultStore(config.store) as store:
         assert len(store.failures()) == 1
@@ -259,7 +259,7 @@ def test_a_measure_that_finished_cells_lack_is_refused(tmp_path: Path, change: d
     few: dict[str, Any] = {"methods": ["source"], "data": {"domains": ["fog"], "limit": 20}, "keep_samples": 3}
     before, _ = run(tiny_config(tmp_path, **few))
     more = tiny_config(tmp_path, **few | {"methods": ["source", "bn"]} | change)
-    with pytest.raises(ConfigError, match=f"1 finished without this {next(iter(change))}, .*; give another store"):
+    with pytest.raises(ConfigError, match=f"finished without this {next(iter(change))}: 1; .*: give another store"):
         run(more)
     assert run(tiny_config(tmp_path, **few | {"keep_samples": 2}))[0] == before
     elsewhere = more.changed(store=str(tmp_path / "other.sqlite"))

@@ -19,7 +19,7 @@ import pytest
 from tests.bench.tiny import write_checkpoint
 from tests.results.test_store import execute
 from trust_tta.bench.sweep import CellWriter
-from trust_tta.cli.arguments import integers, option
+from trust_tta.cli.arguments import integers, method_option
 from trust_tta.cli.main import main
 from trust_tta.report.formats import to_text
 from trust_tta.report.model import make_groups
@@ -167,13 +167,13 @@ def test_labels_of_the_configuration_name_the_rows(config: Path, capsys: pytest.
     ],
 )
 def test_options_are_written_as_in_toml(text: str, value: object) -> None:
-    assert option(text) == value
+    assert method_option(text) == value
 
 
 @pytest.mark.parametrize("text", ["trust", "trust.k", "k=4", "trust.=4", "trust.k="])
 def test_a_broken_option_is_refused(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="give it as trust.k=4"):
-        option(text)
+        method_option(text)
 
 
 def test_a_broken_list_of_integers_is_refused() -> None:

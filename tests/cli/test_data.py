@@ -41,7 +41,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["data", "check", str(tmp_path / "nothing")]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.endswith("is not a folder; give the folder that holds your data sets, or is one\n")
+    assert err.endswith("is not a folder; give the folder of your data sets, or of one of them\n")
     assert err.count("\n") == 1
 
 

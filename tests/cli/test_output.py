@@ -13,14 +13,14 @@ import pytest
 
 from trust_tta.atomic import remove_stale, replacing, temporary_name
 from trust_tta.cli.main import main
-from trust_tta.cli.output import try_file, try_folder
+from trust_tta.cli.output import writable_file, writable_folder
 from trust_tta.errors import TrustError
 
 READ_ONLY = Path("/proc/sys")  # a file system that even root cannot write
 
 
 def test_a_folder_that_can_be_made_is_not_made(tmp_path: Path) -> None:
-    assert try_folder("--out", tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert writable_folder("--out", tmp_path / "a" / "b") == tmp_path / "a" / "b"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(
 
 def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(TrustError, match="is a folder or a device"):
-        try_file("--export", tmp_path)
+        writable_file("--export", tmp_path)
 
 
 def test_an_error_of_the_disk_names_the_users_file(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ with replacing(Path({str(tmp_path)!r}) / "model.safetensors") as temporary:
     strange.write_text("precious")
     elsewhere = tmp_path / f".x.{0:08x}-1-{'0' * 16}.tmp"  # of another machine, perhaps still written
     elsewhere.write_text("being written")
-    try_folder("--out", tmp_path)
+    writable_folder("--out", tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([mine, strange, elsewhere])
     os.utime(elsewhere, (0, 0))
     remove_stale(tmp_path)

@@ -33,7 +33,7 @@ def test_orders_by_entropy(config: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert ranking.k == 3
     assert [line[2:6] for line in printed[2:26]] == list(ranking.orders)
     assert [line[0] for line in printed[2:26]] == ["*"] * 3 + [" "] * 21
-    assert printed[26] == f"the 3 of lowest entropy: {', '.join(ranking.orders[:3])}"
+    assert printed[26] == f"the 3 orders of lowest entropy: {', '.join(ranking.orders[:3])}"
     expected = (_entropy(tmp_path, "fog") + _entropy(tmp_path, "contrast")) / 2
     assert dict(zip(ranking.orders, ranking.entropy, strict=True))["abcd"] == pytest.approx(expected, rel=1e-5)
 

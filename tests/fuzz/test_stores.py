@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.fuzz.harness import Drawn, Edit, damaged, edited, edits, fuzz, nothing_written, refusal, values
 from tests.results.samples import KEY, PROVENANCE, RESULT, cell
 from trust_tta.errors import TrustError
-from trust_tta.report.formats import group_text
+from trust_tta.report.formats import tables_text
 from trust_tta.report.model import read_report
 from trust_tta.report.page import render_page
 from trust_tta.results import CellKey, ResultStore, from_json, to_json
@@ -73,6 +73,8 @@ def look(path: Path) -> None:
         opened.keys()
         opened.results()
         opened.failures()
+        opened.planned()
+        opened.states()
         opened.counts()
         opened.pictures()
         opened.class_names()
@@ -82,7 +84,7 @@ def show_all(path: Path) -> None:
     """Make the report of a store."""
     report = read_report(path)
     for group in report.groups:
-        group_text(group)
+        tables_text(group)
     render_page(report)
 
 

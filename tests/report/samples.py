@@ -19,6 +19,7 @@ from trust_tta.results import (
     CellResult,
     Failure,
     History,
+    PlannedCell,
     Provenance,
     Reliability,
     ResultStore,
@@ -160,7 +161,7 @@ def make_groups(
 
     named = [replace(cell, label=label(cell.key)) for cell in cells]
     failed = [replace(failure, label=label(failure.key)) for failure in failures]
-    return model.make_groups([*named, *failed, *(model.PendingCell(key, label(key)) for key in absent)])
+    return model.make_groups([*named, *failed, *(PlannedCell(key, label(key)) for key in absent)])
 
 
 def fill_store(path: Path, cells: Iterable[Cell]) -> Path:

@@ -90,7 +90,7 @@ def test_a_pipe_or_a_device_is_one_line_and_nothing_waits(tmp_path: Path, capsys
         assert main(["report", path]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
-        assert "is not a file" in error
+        assert "it is a folder, a pipe or a device" in error
 
 
 def test_escape_sequences_in_labels_do_not_reach_the_terminal(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.results.samples import KEY, PROVENANCE, RESULT
-from trust_tta.results import Cell, discordant, format_gain, format_percent, format_value, make_label
+from trust_tta.results import Cell, discordant, format_gain, format_number, format_percent, make_label
 
 
 def test_a_label_shows_the_options_of_its_method() -> None:
@@ -70,16 +70,6 @@ def test_gains_carry_their_sign(x: float | None, text: str) -> None:
     assert format_gain(x) == text
 
 
-@pytest.mark.parametrize(
-    ("name", "x", "text"),
-    [
-        ("ece", 0.0525, "5.2"),
-        ("nll", 1.0625, "1.062"),
-        ("updates", 79.0, "79"),
-        ("peak_memory", 3 * 2**20, "3.0"),
-        ("peak_memory", None, "–"),
-        ("seconds_median", 1234.5, "1234.500"),
-    ],
-)
-def test_other_values_have_their_own_digits(name: str, x: float | None, text: str) -> None:
-    assert format_value(name, x) == text
+@pytest.mark.parametrize(("x", "text"), [(1.0625, "1.062"), (1234.5, "1234.500"), (None, "–")])
+def test_other_numbers_have_three_decimals(x: float | None, text: str) -> None:
+    assert format_number(x) == text

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS
+from trust_tta.data.registry import find_domain, find_spec
+from trust_tta.data.streams import parse_setting
 from trust_tta.methods.registry import check_options, method_options
 from trust_tta.models.config import VMambaConfig
 from trust_tta.models.variants import VARIANTS
@@ -36,7 +38,7 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     if not values:
         raise ValueError("the list is empty; give at least one")
     if len(set(values)) != len(values):
-        raise ValueError(f"{show(list(values))} names something twice; give each once")
+        raise ValueError(f"{show(list(values))} has a value twice; give each once")
     return values
 
 
@@ -73,7 +75,7 @@ class ModelConfig(Schema):
         default=None,
         description="class names of the network, one per line, or a folder of class folders; default: the checkpoint's",
     )
-    overrides: dict[str, Any] = Field(default={}, description="fields in which the network differs from its variant")
+    overrides: dict[str, Any] = Field(default={}, description="fields of the variant to change")
     preprocessing: Annotated[Preprocessing | None, BeforeValidator(_preset)] = Field(
         default=None,
         description="preset, or table of size, resize, crop, mean, std, interpolation; default: the checkpoint's",
@@ -124,21 +126,16 @@ class DataConfig(Schema):
         default=None, description="uint8 (n, h, w, 3) .npy file of the data set `array`", validate_default=True
     )
     labels: Name | None = Field(default=None, description=".npy file of its labels", validate_default=True)
-    domains: Titles | None = Field(
-        default=None, description="domains in this order; default: all targets that are there"
-    )
+    domains: Titles | None = Field(default=None, description="domains in this order; default: all that are found")
     clean: Title | None = Field(
         default=None, description="domain with clean images, for methods that need some and for clean_after"
     )
     severity: Annotated[int, Field(ge=1, le=5)] = Field(default=5, description="severity of corruptions, 1 to 5")
-    limit: Count | None = Field(default=None, description="at most this many images per domain, drawn by the seed")
+    limit: Count | None = Field(default=None, description="at most this many images per domain, sampled with the seed")
     class_mask: bool = Field(default=True, description="score ImageNet-R among its 200 classes")
     options: dict[str, Any] = Field(
         default={}, description="keywords for a data set from outside; protocol and scale of segmentation masks"
     )
-
-    def __hash__(self) -> int:
-        return hash(canonical_json(plain(self.model_dump())))
 
     @property
     def folder(self) -> Path:
@@ -154,15 +151,11 @@ class DataConfig(Schema):
     @property
     def is_segmentation(self) -> bool:
         """Whether every pixel has a label; clean pictures are then corrupted as they are read."""
-        from trust_tta.data.registry import find_spec
-
         return self.dataset not in (SAMPLE, ARRAY) and find_spec(self.dataset).layout == "segmentation"
 
     @field_validator("dataset")
     @classmethod
     def _is_known(cls, name: str) -> str:
-        from trust_tta.data.registry import find_spec
-
         return name if name in (SAMPLE, ARRAY) else find_spec(name).name
 
     @field_validator("images", "labels")
@@ -179,18 +172,16 @@ class DataConfig(Schema):
     @classmethod
     def _has_no_clean_images(cls, domain: str | None, info: ValidationInfo) -> str | None:
         if domain is not None and info.data.get("dataset") in (SAMPLE, ARRAY):
-            raise ValueError(f"the data set '{info.data['dataset']}' is clean before it is corrupted; omit it")
+            raise ValueError(f"'{info.data['dataset']}' has clean images that are corrupted as they are read; omit it")
         return domain
 
     @field_validator("domains")
     @classmethod
     def _are_known(cls, domains: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
-        """The domains under their own names."""
+        """The domains under their canonical names."""
         dataset = info.data.get("dataset")
         if domains is None or dataset is None:
             return domains
-        from trust_tta.data.registry import find_domain, find_spec
-
         if dataset in (SAMPLE, ARRAY):
             known = (CLEAN, *ALL_CORRUPTIONS)
             if unknown := [name for name in domains if name not in known]:
@@ -203,7 +194,7 @@ class DataConfig(Schema):
 
 
 class StreamsConfig(Schema):
-    """The order and batches in which images come; one stream for each batch size and seed."""
+    """Order and batching of the images; one stream per batch size and seed."""
 
     setting: Title = Field(
         default="online",
@@ -212,22 +203,21 @@ class StreamsConfig(Schema):
     batch_size: Counts = Field(default=(128,), description="images per batch, one size or several")
     seeds: Seeds = Field(default=(0,), description="one seed or several")
     shuffle: bool = Field(default=True, description="shuffle the images of a domain")
-    drop_last: bool = Field(default=False, description="omit a last batch that is smaller than the others")
+    drop_last: bool = Field(default=False, description="drop a last batch that is smaller than the others")
     gamma: Positive = Field(
-        default=0.1, description="of the setting `correlated`: the smaller, the longer the runs of one class"
+        default=0.1,
+        description="Dirichlet concentration of the setting `correlated`: smaller, longer runs of a class",
     )
-    segments: Count = Field(default=100, description="of the setting `sequence`: how many short domains come in a row")
+    segments: Count = Field(default=100, description="number of short domains in the setting `sequence`")
 
     @field_validator("setting")
     @classmethod
     def _is_known(cls, setting: str) -> str:
-        from trust_tta.data.streams import parse_setting
-
         return parse_setting(setting).name
 
 
 class MethodConfig(Schema):
-    """A method with the options stated for it; `label` is its name wherever results are shown.
+    """A method and the options given for it; `label` names it in tables and charts.
 
     A bare name stands for the method's defaults, and in a table the options follow the name.
     """
@@ -254,14 +244,14 @@ class MethodConfig(Schema):
         return self
 
     def all_options(self) -> dict[str, Any]:
-        """Every option, defaults included, as values that JSON has."""
-        return {name: plain(value) for name, value in {**method_options(self.name), **self.options}.items()}
+        """All options including defaults, JSON-serializable."""
+        return {name: jsonable(value) for name, value in {**method_options(self.name), **self.options}.items()}
 
     @property
     def display_name(self) -> str:
         """The label that was given, else the name with the options that differ from the method's defaults."""
-        usual = {name: plain(value) for name, value in method_options(self.name).items()}
-        stated = {name: plain(value) for name, value in self.options.items()}
+        usual = {name: jsonable(value) for name, value in method_options(self.name).items()}
+        stated = {name: jsonable(value) for name, value in self.options.items()}
         return self.label or make_label(self.name, {n: v for n, v in stated.items() if v != usual.get(n)})
 
 
@@ -304,7 +294,7 @@ class RunConfig(Schema):
         for method in methods:
             key = canonical_json([method.name, method.all_options()])
             if key in seen:
-                raise ValueError(f"'{method.name}' is there twice with the same options; give it once")
+                raise ValueError(f"'{method.name}' is listed twice with the same options; list it once")
             if method.display_name in seen.values():
                 raise ValueError(f"two methods have the label '{method.display_name}'; give them different ones")
             seen[key] = method.display_name
@@ -312,29 +302,26 @@ class RunConfig(Schema):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
-        from trust_tta.data.registry import find_spec
-        from trust_tta.data.streams import parse_setting
-
         setting = parse_setting(self.stream.setting)
         if setting.correlated and self.data.is_segmentation:
             raise ValueError(f"stream.setting: the images of {self.data.dataset} have no classes to be correlated by")
         if self.model.per_domain and setting.reset == "never":
-            raise ValueError("model.checkpoint: one network for each {domain} needs a reset at each; use online")
+            raise ValueError("model.checkpoint: a network for each {domain} needs a reset at each domain; use online")
         if setting.gradual and not (self.data.corrupts or find_spec(self.data.dataset).has_severities):
             raise ValueError(f"stream.setting: {self.data.dataset} has no severities, so it has no gradual stream")
         return self
 
     def to_json(self) -> str:
         """The configuration as it is recorded with the results."""
-        return canonical_json(plain(self.model_dump()))
+        return canonical_json(jsonable(self.model_dump()))
 
 
-def plain(value: Any) -> Any:
-    """The value as JSON can express it; anything else, such as infinity, becomes a string."""
+def jsonable(value: Any) -> Any:
+    """A JSON-serializable copy; what JSON lacks, such as infinity, becomes a string."""
     if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items()}
+        return {str(name): jsonable(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [jsonable(inner) for inner in value]
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)

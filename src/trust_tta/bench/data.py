@@ -15,7 +15,7 @@ from trust_tta.data.class_matching import numeric_class_names
 from trust_tta.data.class_names import CIFAR10_CLASSES
 from trust_tta.data.corruptions.apply import corrupt
 from trust_tta.data.corruptions.table import ALL_CORRUPTIONS, CORRUPTIONS, SEVERITIES
-from trust_tta.data.dataset import Dataset, Images, align_classes, array_dataset, join_datasets
+from trust_tta.data.dataset import Dataset, Images, array_dataset, join_datasets
 from trust_tta.data.file_io import hash_array, hash_strings
 from trust_tta.data.loading import available_domains, open_dataset
 from trust_tta.data.masks import ResizeProtocol
@@ -31,7 +31,6 @@ from trust_tta.data.streams import (
     stream_datasets,
 )
 from trust_tta.errors import ConfigError
-from trust_tta.models.checkpoint import Checkpoint
 
 _PROBES = 8  # corrupted images hashed into a fingerprint, which then depends on the code
 _CLEAN_SETS = {"cifar10-c": "cifar10", "cifar100-c": "cifar100"} | dict.fromkeys(
@@ -42,7 +41,7 @@ _LEFT_OUT = ("pacs",)  # data sets whose networks were trained on all domains bu
 
 @dataclass(frozen=True, eq=False)
 class CorruptedImages:
-    """Clean images, each corrupted on first access with random numbers of its index and the seed.
+    """Clean images, each corrupted on first access; the random numbers depend on its index and the seed.
 
     Segmentation images are corrupted at their own size and then resized by their protocol.
     """
@@ -96,7 +95,7 @@ class ExperimentData:
         return found
 
     def open(self, domain: str, *, severity: int, seed: int) -> Dataset:
-        """One domain at one severity; `seed` is that of corruptions applied on reading."""
+        """One domain at one severity; `seed` is for corruptions applied on reading."""
         config = self.config
         if config.is_segmentation and domain not in (CLEAN, *ALL_CORRUPTIONS):
             return self._open_on_disk(domain=domain)
@@ -112,7 +111,7 @@ class ExperimentData:
         return self._by_domain[domain, severity]
 
     def clean(self, target: str | None = None) -> Dataset:
-        """The clean images of the data set; where networks leave `target` out, the images of all other domains."""
+        """The clean images of the data set; for leave-one-domain-out networks, those of all domains but `target`."""
         left_out = target if self.config.dataset in _LEFT_OUT and self.config.clean is None else None
         if left_out not in self._clean:
             self._clean[left_out] = self._open_clean(left_out)
@@ -172,8 +171,3 @@ class ExperimentData:
         config = StreamConfig(batch_size=batch_size, limit=limit)
         (domain,) = stream_datasets([self.clean(target)], config, workers=workers)
         return domain
-
-
-def align(dataset: Dataset, checkpoint: Checkpoint) -> tuple[Dataset, str]:
-    """The data set with its classes matched by name to the network's, and a warning if they cannot be matched."""
-    return align_classes(dataset, checkpoint.classes, outputs=checkpoint.num_classes, source=checkpoint.origin)

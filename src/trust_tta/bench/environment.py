@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 from datetime import UTC, datetime
 from functools import partial
@@ -22,16 +23,13 @@ def choose_device(name: str) -> torch.device:
     """The CPU or CUDA device of this name; "auto" is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device {name!r} does not exist; give auto, cpu, cuda or cuda:1") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {name!r} cannot run the scan; give auto, cpu, cuda or cuda:1")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ConfigError(f"device {name!r} is unknown; give auto, cpu, cuda or cuda:1")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} needs a GPU and none is usable here; give auto or cpu")
     if device.type == "cuda" and device.index is not None and device.index >= (count := torch.cuda.device_count()):
-        raise ConfigError(f"device {name!r} is not there; give one up to cuda:{count - 1}")
+        raise ConfigError(f"device {name!r} does not exist; the last one is cuda:{count - 1}")
     return device
 
 
@@ -40,8 +38,8 @@ def autocast(device: torch.device, dtype: str) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16")
 
 
-def wait_for(device: torch.device) -> None:
-    """Wait for the queued work of a CUDA device."""
+def synchronize(device: torch.device) -> None:
+    """Wait for the queued work of a CUDA device; on a CPU there is none."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

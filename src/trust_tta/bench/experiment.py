@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from trust_tta.bench.config import ARRAY, CLEAN_DATA_OPTIONS, MethodConfig, ModelConfig, RunConfig
-from trust_tta.bench.data import ExperimentData, align
+from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.environment import autocast, choose_device
 from trust_tta.config_io import read_class_names
-from trust_tta.data.dataset import Dataset
+from trust_tta.data.dataset import Dataset, align_classes
 from trust_tta.data.file_io import hash_array, hash_strings
 from trust_tta.data.registry import find_spec
 from trust_tta.data.streams import Domain
@@ -32,7 +32,7 @@ from trust_tta.results.record import CellKey
 WARM_UP_IMAGES = 2  # kernels are compiled for the shape of an image, whatever the batch size
 SHORT_STREAM = 4  # batches, too few to learn from
 CLEAN_IMAGES = 256  # from which methods compute statistics of clean data
-_NUMBERED = (ARRAY, "array-c")  # data sets without class names, which may lack some of the network's classes
+_WITHOUT_CLASS_NAMES = (ARRAY, "array-c")  # data sets that may lack some of the network's classes
 
 # Time of a batch relative to one forward pass, where the number of passes does not predict it; measured on an H200
 # (docs/results/method_costs_h200.json).
@@ -52,10 +52,6 @@ class CellSequence:
     keys: tuple[CellKey, ...]
     batches: tuple[int, ...]  # of each cell
     cost: int  # of a batch, in forward passes
-
-    @property
-    def total_cost(self) -> int:
-        return self.cost * sum(self.batches)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +84,13 @@ class ExperimentPlan:
                 found |= zip(s.keys, of_stream[s.batch_size, s.seed, s.positions], strict=True)
         return found
 
-    def prepare(self, domain: Domain, *, of: str | None = None) -> Domain:
-        """The domain with the preprocessing and class numbers of its network, or of the network of domain `of`."""
-        of = of or domain.dataset.domain
-        dataset, _ = align(domain.dataset, self.checkpoints[of])
-        return replace(domain, batches=replace(domain.batches, dataset=dataset, preprocessing=self.preprocessing[of]))
+    def prepare(self, domain: Domain, *, target: str | None = None) -> Domain:
+        """The domain with preprocessing and class indices of its network, or of that for the domain `target`."""
+        target = target or domain.dataset.domain
+        network = self.checkpoints[target]
+        dataset, _ = align_classes(domain.dataset, network.classes, outputs=network.num_classes, source=network.origin)
+        batches = replace(domain.batches, dataset=dataset, preprocessing=self.preprocessing[target])
+        return replace(domain, batches=batches)
 
 
 def make_plan(config: RunConfig, data: ExperimentData | None = None) -> ExperimentPlan:
@@ -110,7 +108,10 @@ def make_plan(config: RunConfig, data: ExperimentData | None = None) -> Experime
                     checkpoint = shared or find_checkpoint(config.model, domain=dataset.domain)
                     plan.checkpoints[dataset.domain] = checkpoint
                     plan.preprocessing[dataset.domain] = checkpoint.preprocessing.for_layout(data.layout)
-                    warnings |= {align(dataset, checkpoint)[1]: None}
+                    _, warning = align_classes(
+                        dataset, checkpoint.classes, outputs=checkpoint.num_classes, source=checkpoint.origin
+                    )
+                    warnings[warning] = None
             starts = [i for i, domain in enumerate(domains) if domain.reset_before or domain.reset_each_batch]
             for start, end in zip(starts, [*starts[1:], len(domains)], strict=True):
                 cells = [plan.prepare(domain) for domain in domains[start:end]]
@@ -226,7 +227,7 @@ class Experiment:
         """At most `limit` clean images, the same for all cells, preprocessed for the sequence's network."""
         target = self._open_stream(sequence.batch_size, sequence.seed)[sequence.positions[0]].dataset.domain
         domain = self.data.clean_stream(target, batch_size=sequence.batch_size, limit=limit, workers=self.workers)
-        return self.plan.prepare(domain, of=target)
+        return self.plan.prepare(domain, target=target)
 
     def network(self, domain: Domain) -> nn.Module:
         """The network of a domain, after one forward and backward pass, so that compiling is not timed."""
@@ -257,7 +258,7 @@ def load_network(checkpoint: Checkpoint, *, dataset: Dataset, device: torch.devi
     """Load the network in evaluation mode and check its number of classes against the data set."""
     classes = len(dataset.class_names)
     outputs = classes if checkpoint.num_classes is None else checkpoint.num_classes
-    fits = outputs >= classes if dataset.name in _NUMBERED else outputs == classes
+    fits = outputs >= classes if dataset.name in _WITHOUT_CLASS_NAMES else outputs == classes
     if not fits:
         raise ConfigError(
             f"{checkpoint.origin} outputs {outputs} classes, but {dataset.name} has {classes}; "

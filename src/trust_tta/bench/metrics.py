@@ -24,7 +24,7 @@ from trust_tta.results.record import BINS, CellResult, History, MaskSample, Reli
 
 _SMALLEST = float(torch.finfo(torch.float32).tiny)  # a probability of 0 must not make a mean infinite
 _SUM_TOLERANCE = 0.02  # half precision
-PICTURE_SIDE = 160  # pixels of the longer side of a kept picture
+MASK_SIDE = 160  # pixels of the longer side of a kept mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +81,11 @@ class Meter(ABC):
 
     @abstractmethod
     def score(self, batches: Sequence[Any], *, before: bool = False) -> float | None:
-        """The accuracy over some batches after the update, NaN without samples, or `before` it, None if unknown."""
+        """The accuracy over some batches after the update (NaN without samples), or `before` it (None if unknown)."""
 
     @abstractmethod
     def details(self) -> dict[str, Any]:
-        """The fields of the record that only this task has."""
+        """Fields of the record that are specific to the task."""
 
     @property
     def accuracy(self) -> float:
@@ -167,7 +167,9 @@ class ClassificationMeter(Meter):
         self, outputs: Tensor, labels: Tensor, before: Tensor | None, indices: Tensor | None
     ) -> ClassifiedBatch | None:
         """The sums over outputs (n, c) after the update and `before` it, labels (n,) and indices (n,)."""
-        _check_shapes(outputs, labels, before, indices)
+        if outputs.ndim != 2 or len(outputs) != len(labels) or not outputs.is_floating_point():
+            given = f"outputs have shape {tuple(outputs.shape)} and {outputs.dtype}"
+            raise ShapeError(f"{given}; give floating ({len(labels)}, classes)")
         if len(labels) == 0:
             return None
         outputs, labels = outputs.detach().double().cpu(), labels.detach().cpu().long()
@@ -190,9 +192,7 @@ class ClassificationMeter(Meter):
             self.counts = counts if self.counts is None else self.counts + counts
         for i, index in enumerate([] if indices is None else indices.tolist()):
             if index in self.keep:
-                earlier_confidence = (
-                    None if before is None else before[i].detach().double().cpu()[columns].softmax(0).amax()
-                )
+                chances = None if before is None else before[i].detach().double().cpu()[columns].softmax(0)
                 self.kept.append(
                     SamplePrediction(
                         index=index,
@@ -200,7 +200,7 @@ class ClassificationMeter(Meter):
                         before=None if earlier is None else int(earlier[i]),
                         after=int(predicted[i]),
                         confidence=float(p[i].amax()),
-                        confidence_before=None if earlier_confidence is None else float(earlier_confidence),
+                        confidence_before=None if chances is None else float(chances.amax()),
                     )
                 )
         return ClassifiedBatch(
@@ -218,27 +218,13 @@ class ClassificationMeter(Meter):
 
     def details(self) -> dict[str, Any]:
         right = np.array([right for batch in self.batches for right in batch.right], dtype=bool)
+        right_of_all = sum(batch.right_of_all for batch in self.batches)
         return {
             "confusion": None if self.counts is None else tuple(tuple(row) for row in self.counts.tolist()),
             "predictions": tuple(self.kept),
             "correct": np.packbits(right).tobytes(),
-            "accuracy_all_outputs": None
-            if self.classes is None or not len(right)
-            else sum(batch.right_of_all for batch in self.batches) / len(right),
+            "accuracy_all_outputs": right_of_all / len(right) if self.classes is not None and len(right) else None,
         }
-
-
-def _check_shapes(outputs: Tensor, labels: Tensor, before: Tensor | None, indices: Tensor | None) -> None:
-    if outputs.ndim != 2 or not outputs.is_floating_point():
-        raise ShapeError(f"outputs have shape {tuple(outputs.shape)} and {outputs.dtype}; give floating (n, classes)")
-    n = len(outputs)
-    for name, tensor in (("labels", labels), ("indices", indices)):
-        if tensor is not None and (tensor.shape != (n,) or tensor.is_floating_point()):
-            raise ShapeError(
-                f"{name} have shape {tuple(tensor.shape)} and {tensor.dtype}; give integers of shape ({n},)"
-            )
-    if before is not None and before.shape != outputs.shape:
-        raise ShapeError(f"before has shape {tuple(before.shape)}; give that of outputs, {tuple(outputs.shape)}")
 
 
 def _columns(classes: Sequence[int] | None, c: int) -> Tensor:
@@ -252,7 +238,7 @@ def _columns(classes: Sequence[int] | None, c: int) -> Tensor:
 
 
 def _truth(labels: Tensor, columns: Tensor, c: int) -> Tensor:
-    """The position of each label among `columns` (n,)."""
+    """The index of each label among `columns` (n,)."""
     position = torch.full((c,), -1).scatter(0, columns, torch.arange(len(columns)))
     inside = (labels >= 0) & (labels < c)
     truth = position[labels.clamp(0, c - 1)].where(inside, torch.tensor(-1))
@@ -263,7 +249,7 @@ def _truth(labels: Tensor, columns: Tensor, c: int) -> Tensor:
 
 
 def _predict(outputs: Tensor, columns: Tensor) -> Tensor:
-    """The class in the full numbering (n,), or -1 where the output holds a NaN."""
+    """The predicted class among all outputs (n,), or -1 where the output holds a NaN."""
     chosen = outputs[:, columns]
     return columns[chosen.argmax(1)].where(~chosen.isnan().any(1), torch.tensor(-1))
 
@@ -363,7 +349,7 @@ class PixelMeter(Meter):
 
 def mask_picture(mask: Tensor, palette: NDArray[np.uint8] | None) -> bytes:
     """Encode labels (h, w) as a PNG of palette indices with at most 160 pixels on its longer side."""
-    scale = min(1.0, PICTURE_SIDE / max(mask.shape))
+    scale = min(1.0, MASK_SIDE / max(mask.shape))
     small = resize_mask(mask.to(torch.uint8).cpu().numpy(), *(max(1, round(side * scale)) for side in mask.shape))
     colors = np.zeros((256, 3), dtype=np.uint8)
     if palette is not None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.config_io import read_toml
+from trust_tta.data.class_matching import fold_name
 from trust_tta.errors import ConfigError
-from trust_tta.schema import examine, flag_of, outline, show
+from trust_tta.schema import flag_of, schema_fields, show, validate
 
 PARTS, SMALL = "parts", "small"
 
@@ -46,7 +47,7 @@ def read_parts(
         chosen = _select_dataset(chosen, changes["data"]["dataset"])
     given = {f"{table}.{name}" for table, values in changes.items() if isinstance(values, Mapping) for name in values}
     given |= changes.keys() - {"methods"}  # which a file lists, too
-    flags = {key: flag_of(key) for key, _, _ in outline(RunConfig) if path is None or key in given}
+    flags = {key: flag_of(key) for key, _, _ in schema_fields(RunConfig) if path is None or key in given}
     sections = [(where, apply_changes(values, changes)) for where, values in chosen]
     if isinstance(reduced, Mapping) and not small:
         sections.append((f"{SMALL}: ", dict(reduced)))
@@ -66,7 +67,7 @@ def parse_sections(
     mistakes: Sequence[str] = (),
     flags: Mapping[str, str] | None = None,
 ) -> tuple[RunConfig, ...]:
-    """One experiment for each section, a pair of a prefix for its mistakes and its values; one error lists them all.
+    """One experiment per section (prefix of its error messages, and values); one error lists all mistakes.
 
     The error begins with the `mistakes` found before, and names a mistake that several sections share once.
     """
@@ -75,7 +76,7 @@ def parse_sections(
         values = {"experiment": name, **content}
         named = values["experiment"] if isinstance(values["experiment"], str) else name
         values = {"store": f"runs/{named}.sqlite", "model": {}, "data": {}, **values}
-        config, wrong = examine(RunConfig, values, flags=flags)
+        config, wrong = validate(RunConfig, values, flags=flags)
         known = {mistake.split("]: ", 1)[-1] if mistake.startswith(PARTS) else mistake for mistake in listed}
         listed += [f"{where}{mistake}" for mistake in wrong if mistake not in known]
         configs += [config] if config is not None else []
@@ -96,7 +97,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with those of a command line: `methods` selects methods, `method_options` sets their options."""
+    """`values` overridden by a command line: `methods` selects methods, `method_options` sets their options."""
     merged = merge(
         values, {name: value for name, value in changes.items() if name not in ("methods", "method_options")}
     )
@@ -119,8 +120,6 @@ def apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
 
 def _select_dataset(sections: Sequence[tuple[str, Any]], dataset: str) -> list[tuple[str, Any]]:
     """The sections that use a data set."""
-    from trust_tta.data.class_matching import fold_name
-
     data = [values.get("data") for _, values in sections]
     present = [str(table.get("dataset")) if isinstance(table, Mapping) else "none" for table in data]
     selected = [s for s, name in zip(sections, present, strict=True) if fold_name(name) == fold_name(dataset)]

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from trust_tta.bench.config import DataConfig, RunConfig
+from trust_tta.bench.config import RunConfig
 from trust_tta.bench.data import ExperimentData
 from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, make_plan
 from trust_tta.bench.sweep import CellWriter, check_sequence, run_sequences, sequences_to_run, unfinished
@@ -25,7 +25,7 @@ from trust_tta.results.record import CellKey
 from trust_tta.results.store import ResultStore
 
 GRACE_SECONDS = 10.0  # for a worker to release its cells before it is killed
-REFUSALS = (CheckpointError, ConfigError, DataError, StateError)  # they end one experiment, not the others
+EXPERIMENT_ERRORS = (CheckpointError, ConfigError, DataError, StateError)  # they end one experiment, not the others
 
 # Messages of a worker: steps of progress, a line to print, or the error of an experiment (by number).
 Message: TypeAlias = int | str | tuple[int, TrustError]
@@ -49,20 +49,20 @@ def sweep_parallel(
     plans: dict[int, ExperimentPlan] = {}
     refused: dict[int, TrustError] = {}
     left: list[CellSequence] = []
-    data: dict[DataConfig, ExperimentData] = {}  # data shared by several experiments are hashed once
+    data: dict[str, ExperimentData] = {}  # data shared by several experiments are hashed once
     for number, config in enumerate(configs):
         try:
-            plan = make_plan(config, data.setdefault(config.data, ExperimentData(config.data)))
+            plan = make_plan(config, data.setdefault(repr(config.data), ExperimentData(config.data)))
             with ResultStore(config.store) as store:
                 left += sequences_to_run(plan, store, retry=retry)
                 store.plan(plan.keys, labels=plan.labels)
             plans[number] = plan
-        except REFUSALS as error:
+        except EXPERIMENT_ERRORS as error:
             refused[number] = error
     for text in dict.fromkeys(text for plan in plans.values() for text in plan.warnings):
         progress.note(f"warning: {text}")
     if left:
-        progress.start(sum(sequence.total_cost for sequence in left), "")
+        progress.start(sum(sequence.cost * sum(sequence.batches) for sequence in left), "")
         refused |= engine(plans, sequences=len(left), progress=progress)
         progress.finish()
     return [refused[number] if number in refused else plans[number].keys for number in range(len(configs))]
@@ -109,7 +109,7 @@ def _workers(plans: Mapping[int, ExperimentPlan], processes: int) -> Iterator[di
         try:
             for number in range(processes):
                 here, there = context.Pipe()
-                worker = context.Process(target=work, args=(there, processes, number), daemon=True)
+                worker = context.Process(target=run_worker, args=(there, processes, number), daemon=True)
                 worker.start()
                 there.close()
                 started.append(worker)
@@ -131,7 +131,7 @@ def _workers(plans: Mapping[int, ExperimentPlan], processes: int) -> Iterator[di
                 process.join()
 
 
-def work(connection: Connection, processes: int, number: int) -> None:
+def run_worker(connection: Connection, processes: int, number: int) -> None:
     """Run the unclaimed cells of all experiments in a worker process, then wait for those of other workers.
 
     Every second worker begins with the last experiment: its cells may be the most expensive.
@@ -150,7 +150,7 @@ def work(connection: Connection, processes: int, number: int) -> None:
                         check_sequence(experiment, left[0])
                         writer = CellWriter(plan, store, progress, several=several)
                         run_sequences(experiment, writer, left, wait=wait_for_others, announce=False)
-            except REFUSALS as error:
+            except EXPERIMENT_ERRORS as error:
                 del plans[experiment_number]
                 progress.send((experiment_number, error))
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from trust_tta.bench.environment import autocast, wait_for
-from trust_tta.bench.metrics import PICTURE_SIDE, ClassificationMeter, Meter, PixelMeter
+from trust_tta.bench.environment import autocast, synchronize
+from trust_tta.bench.metrics import MASK_SIDE, ClassificationMeter, Meter, PixelMeter
 from trust_tta.data.dataset import Dataset, spread
 from trust_tta.data.segmentation import SegmentationDataset
 from trust_tta.data.streams import Domain
@@ -23,7 +23,7 @@ from trust_tta.methods.base import Method
 from trust_tta.progress import SILENT, Progress
 from trust_tta.results.record import CellResult
 
-LONGER_SIDE = 64  # pixels of a kept picture
+THUMBNAIL_SIDE = 64  # pixels of the longer side of a kept image; kept masks are larger
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,11 +54,11 @@ def run_domain(
             method.restore_source()
         images = batch.images.to(options.device)
         earlier = asdict(method.counters)
-        wait_for(options.device)
+        synchronize(options.device)
         start = time.perf_counter()  # moving images to the device does not count
         with autocast(options.device, options.dtype):
             outputs: Tensor = method(images)
-        wait_for(options.device)
+        synchronize(options.device)
         seconds = time.perf_counter() - start
         costs.update({name: count - earlier[name] for name, count in asdict(method.counters).items()})
         meter.update(outputs, batch.labels, before=method.prediction_before, indices=batch.indices, seconds=seconds)
@@ -107,17 +107,17 @@ def clean_accuracy(method: Method, options: EvaluationOptions, *, progress: Prog
     return meter.accuracy
 
 
-def small_picture(image: NDArray[np.uint8], *, side: int = LONGER_SIDE) -> bytes:
+def small_picture(image: NDArray[np.uint8], *, side: int = THUMBNAIL_SIDE) -> bytes:
     """Encode an image uint8 (h, w, 3) as WebP with at most `side` pixels on its longer side; lossless up to 64."""
     picture = Image.fromarray(image)
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)
     with io.BytesIO() as file:
-        picture.save(file, "WEBP", lossless=side <= LONGER_SIDE, quality=100 if side <= LONGER_SIDE else 90)
+        picture.save(file, "WEBP", lossless=side <= THUMBNAIL_SIDE, quality=100 if side <= THUMBNAIL_SIDE else 90)
         return file.getvalue()
 
 
 def kept_pictures(dataset: Dataset, result: CellResult) -> dict[int, bytes]:
     """Small pictures of the images whose predictions were kept, by index."""
     if isinstance(dataset, SegmentationDataset):
-        return {kept.index: small_picture(dataset.image(kept.index), side=PICTURE_SIDE) for kept in result.masks}
+        return {kept.index: small_picture(dataset.image(kept.index), side=MASK_SIDE) for kept in result.masks}
     return {kept.index: small_picture(dataset.image(kept.index)) for kept in result.predictions}

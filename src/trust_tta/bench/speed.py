@@ -58,15 +58,6 @@ class SpeedSettings(Schema):
     warmups: Natural = 6
 
 
-def default_settings(device: torch.device, *, quick: bool = False) -> dict[str, Any]:
-    """The paper's network on a GPU, the shipped one on a CPU; `quick`: every part once, at tiny sizes."""
-    paper = {"model": "vmamba_tiny_s1l8_bn", "batches": (128, 1), "size": 224, "dtypes": ("float32", "bf16")}
-    shipped = {"model": "vmamba_nano", "batches": (64,), "size": 32, "dtypes": ("float32",)}
-    values: dict[str, Any] = {**(paper if device.type == "cuda" else shipped), "startup": not quick}
-    once = {"model": "vmamba_nano", "batches": (8,), "size": 16, "seconds": 0.0, "repeats": 1, "warmups": 0}
-    return values | once if quick else values
-
-
 def measure_speed(
     settings: SpeedSettings,
     *,
@@ -74,7 +65,7 @@ def measure_speed(
     keep: Callable[[dict[str, Any]], None] = lambda record: None,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Measure everything and return the record; `keep` gets it after every row, so that a stopped run leaves a part."""
+    """Measure everything and return the record; `keep` receives it after every row: a stopped run leaves a part."""
     begun = time.perf_counter()
     torch.manual_seed(0)
     model = create_model(settings.model, checkpoint=settings.checkpoint, num_classes=settings.classes).to(device).eval()
@@ -178,7 +169,7 @@ def make_cases(settings: SpeedSettings, model: nn.Module, *, device: torch.devic
 
 
 def network_steps(model: nn.Module, *, batch: int) -> dict[str, Step]:
-    """Pieces of work on a network by name; a batch of one cannot be split among orders."""
+    """Steps to time, by name; a batch of one cannot be split among orders."""
     steps: dict[str, Step] = {
         "forward": ("", {}),
         "forward by the method 'source'": ("source", {}),

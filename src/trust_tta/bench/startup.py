@@ -52,16 +52,18 @@ def startup_timings(
 
     `methods`: first batches to time, "model" for the network itself.
     """
-    place = Timing(part="start", work="", backend=backend, dtype="float32", batch=batch, size=size)
-    yield _timed(place, "import trust_tta", [sys.executable, "-c", "import trust_tta"], {}, whole=True)
-    yield _timed(place, "trust-tta --help", [sys.executable, "-m", "trust_tta", "--help"], {}, whole=True)
+    row = Timing(part="start", work="", backend=backend, dtype="float32", batch=batch, size=size)
+    help_command = [sys.executable, "-m", "trust_tta", "--help"]
+    yield _time_process(
+        replace(row, work="import trust_tta"), [sys.executable, "-c", "import trust_tta"], {}, whole=True
+    )
+    yield _time_process(replace(row, work="trust-tta --help"), help_command, {}, whole=True)
     for method in methods:
-        what = _name(method)
-        command = _first_batch(model, checkpoint, method, place, device)
         with tempfile.TemporaryDirectory(prefix="trust-tta-") as folder:
             caches = dict.fromkeys(CACHE_VARIABLES, folder)
             for state in ("cold cache", "warm cache"):
-                yield _timed(place, f"{what}, {state}", command, caches)
+                timed = _time_first_batch(replace(row, work=method), model, checkpoint, device, caches)
+                yield replace(timed, work=f"{timed.work}, {state}")
 
 
 def fill_gpu_caches(
@@ -76,42 +78,36 @@ def fill_gpu_caches(
     One row for each batch size, piece of work and dtype. A process compiles the kernels of a pass side by side itself,
     but waits for its imports, and for kernels outside such passes one after another.
     """
-    place = Timing(part="start", work="", backend="triton", dtype="", batch=0, size=size)
-    places = [
-        replace(place, work=work, dtype=dtype, batch=batch)
+    row = Timing(part="start", work="", backend="triton", dtype="", batch=0, size=size)
+    rows = [
+        replace(row, work=work, dtype=dtype, batch=batch)
         for batch in batches
         for work in GPU_WORK
         for dtype in ("float32", "bf16")
         if batch > 1 or work != "trust split"
     ]
     with ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 4)) as pool:
-        commands = [_first_batch(model, "", each.work, each, device) for each in places]
-        rows = [pool.submit(_timed, p, _name(p.work), c, {}) for p, c in zip(places, commands, strict=True)]
-        return [row.result() for row in rows]
+        return list(pool.map(lambda row: _time_first_batch(row, model, "", device, {}), rows))
 
 
-def _name(method: str) -> str:
-    return "first model(x)" if method == "model" else f"first {method} batch"
+def _time_first_batch(row: Timing, model: str, checkpoint: str, device: str, variables: Mapping[str, str]) -> Timing:
+    """The row of the first batch of `row.work` ("model", a method, or a method and its mode) in a new process."""
+    sizes = (str(row.batch), str(row.size), row.dtype)
+    command = [sys.executable, "-c", FIRST_BATCH, model, checkpoint, row.work, device, *sizes]
+    name = "first model(x)" if row.work == "model" else f"first {row.work} batch"
+    return _time_process(replace(row, work=name), command, variables)
 
 
-def _first_batch(model: str, checkpoint: str, method: str, place: Timing, device: str) -> list[str]:
-    """The command that prints the seconds of a first batch."""
-    sizes = (str(place.batch), str(place.size), place.dtype)
-    return [sys.executable, "-c", FIRST_BATCH, model, checkpoint, method, device, *sizes]
-
-
-def _timed(
-    place: Timing, work: str, command: Sequence[str], variables: Mapping[str, str], *, whole: bool = False
-) -> Timing:
-    """The row of one process: its whole run time, or the seconds that it prints."""
+def _time_process(row: Timing, command: Sequence[str], variables: Mapping[str, str], *, whole: bool = False) -> Timing:
+    """The row with the seconds of a process: those that it prints, or its `whole` run time."""
     begin = time.perf_counter()
     try:
         ended = subprocess.run(
             command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired:
-        return replace(place, work=work, failed=f"not finished after {TIMEOUT_SECONDS} seconds")
+        return replace(row, failed=f"not finished after {TIMEOUT_SECONDS} seconds")
     if ended.returncode:
-        return replace(place, work=work, failed=one_line(ended.stderr.strip().splitlines()[-1], longest=200))
-    seconds = time.perf_counter() - begin if whole else float(ended.stdout)
-    return replace(place, work=work, median_ms=1e3 * seconds, p20_ms=1e3 * seconds, p80_ms=1e3 * seconds, repeats=1)
+        return replace(row, failed=one_line(ended.stderr.strip().splitlines()[-1], longest=200))
+    ms = 1e3 * (time.perf_counter() - begin if whole else float(ended.stdout))
+    return replace(row, median_ms=ms, p20_ms=ms, p80_ms=ms, repeats=1)

@@ -29,7 +29,7 @@ MEASURES = ("clean_after", "keep_samples", "confusion")  # optional, and not par
 def sweep(
     config: RunConfig, store: ResultStore, *, progress: Progress = SILENT, retry: bool = False
 ) -> tuple[CellKey, ...]:
-    """Run what is not finished and wait for what others run; returns the keys of all cells.
+    """Run the unfinished cells and wait for those of other processes; returns the keys of all cells.
 
     `retry` tries failed cells again. Progress is counted in estimated cost; each finished cell is a note.
     """
@@ -42,7 +42,7 @@ def sweep(
         check_sequence(experiment, left[0])
     store.plan(plan.keys, labels=plan.labels)
     if left:
-        progress.start(sum(sequence.total_cost for sequence in left), "")
+        progress.start(sum(sequence.cost * sum(sequence.batches) for sequence in left), "")
     run_sequences(experiment, CellWriter(plan, store, progress), left)
     progress.finish()
     return plan.keys
@@ -63,15 +63,15 @@ def sequences_to_run(plan: ExperimentPlan, store: ResultStore, *, retry: bool) -
         lacking.append({name for name, amount in wanted.items() if amount > had.get(name, 0)})
     if any(lacking):
         raise ConfigError(
-            f"of the cells in '{store.path}', {sum(map(bool, lacking))} finished without this "
-            f"{' or '.join(sorted(set().union(*lacking)))}, and no finished cell is run again; "
+            f"cells in '{store.path}' that finished without this {' or '.join(sorted(set().union(*lacking)))}: "
+            f"{sum(map(bool, lacking))}; finished cells are not run again: "
             "give another store, or omit it"
         )
     return unfinished(plan.sequences, store)
 
 
 def unfinished(sequences: Sequence[CellSequence], store: ResultStore) -> list[CellSequence]:
-    """The sequences that are neither finished nor ended by a failure."""
+    """The sequences that have neither finished nor failed."""
     done, failed = (set(store.keys(status)) for status in ("done", "failed"))
     return [s for s in sequences if not done.issuperset(s.keys) and failed.isdisjoint(s.keys)]
 
@@ -150,7 +150,7 @@ def check_sequence(experiment: Experiment, sequence: CellSequence) -> None:
 
 
 class CellWriter:
-    """Store cells and print a line for each; with `several` experiments it names data set and setting."""
+    """Store cells and print a line for each; with `several` experiments it also names data set and setting."""
 
     def __init__(
         self, plan: ExperimentPlan, store: ResultStore, progress: Progress = SILENT, *, several: bool = False
@@ -230,8 +230,8 @@ def _run_claimed(
             writer.fail(sequence, left, failure_text(error))  # the other cells are still worth running
             if device_is_lost(error):
                 raise BackendError(
-                    f"the device of this process is lost ({failure_text(error)[:80]}); the cells it had not begun "
-                    "are left for another: run the command again"
+                    f"this process has lost its GPU ({failure_text(error)[:80]}); run the command again for the cells "
+                    "that are left"
                 ) from error
             return
         if found is None:
@@ -242,7 +242,7 @@ def _run_claimed(
 
 
 class _HeartbeatProgress(Progress):
-    """Renews the claims of a sequence and reports its batches by cost; `error`: one of the store or the display."""
+    """Renews the claims of a sequence and reports batches by cost; `error`: what the store or display raised."""
 
     def __init__(self, writer: CellWriter, cost: int) -> None:
         self.writer, self.cost = writer, cost

@@ -13,14 +13,14 @@ from typing import TypeAlias
 
 import torch
 
-from trust_tta.bench.environment import autocast, wait_for
+from trust_tta.bench.environment import autocast, synchronize
 from trust_tta.errors import TrustWarning, reason_of
 
 Work: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Callable[[Work], float]
 Prepare: TypeAlias = Callable[[], AbstractContextManager[Work]]
 
-STEADY = 0.8  # of the time of the call before: a faster call means that the one before compiled
+STEADY = 0.8  # of the time of the call before: a call that is faster than this shows that the one before compiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Case:
 
 
 def measure(case: Case, device: torch.device) -> Timing:
-    """The timing with its numbers, or with the reason of the failure."""
+    """The timing with its numbers, or with the reason for its failure."""
     clock, peak, on_gpu = wall_clock(device), None, device.type == "cuda"
     try:
         with warnings.catch_warnings(), autocast(device, case.timing.dtype), case.prepare() as work:
@@ -100,7 +100,7 @@ def measure(case: Case, device: torch.device) -> Timing:
 def warm_up(work: Work, clock: Clock, limits: TimingLimits) -> float:
     """Call the work until it no longer gets faster, at least twice; returns the seconds of the first call.
 
-    The first calls compile kernels and capture CUDA graphs, however long that takes: they are never results.
+    The first calls compile kernels and capture CUDA graphs, however long that takes; they are not among the repeats.
     """
     first = last = clock(work)
     for _ in range(max(1, limits.max_warmups)):
@@ -123,10 +123,10 @@ def wall_clock(device: torch.device) -> Clock:
     """Seconds by the host's clock, the device's work included."""
 
     def clock(work: Work) -> float:
-        wait_for(device)
+        synchronize(device)
         start = time.perf_counter()
         work()
-        wait_for(device)
+        synchronize(device)
         return time.perf_counter() - start
 
     return clock

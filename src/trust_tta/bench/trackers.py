@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,7 +31,7 @@ def tensorboard(folder: Path, experiment: str, run: str, settings: Settings) -> 
     """An event file in FOLDER/experiment/run; those of an earlier process are replaced."""
     from torch.utils.tensorboard import SummaryWriter
 
-    place = folder / _plain(experiment) / _plain(run)
+    place = folder / _safe_name(experiment) / _safe_name(run)
     for earlier in place.glob("events.out.tfevents.*"):
         earlier.unlink()
     with SummaryWriter(str(place)) as writer:
@@ -48,7 +47,7 @@ def tensorboard(folder: Path, experiment: str, run: str, settings: Settings) -> 
 
 @contextmanager
 def mlflow(_folder: Path, experiment: str, run: str, settings: Settings) -> Iterator[Log]:
-    """A run on the server of MLFLOW_TRACKING_URI, found again by a tag."""
+    """A run on the server of MLFLOW_TRACKING_URI; a tag identifies it when it is continued."""
     library: Any = require("mlflow", extra="mlflow")
     client = library.MlflowClient()
     group, tag = library.set_experiment(experiment).experiment_id, hashlib.sha256(run.encode()).hexdigest()
@@ -58,8 +57,8 @@ def mlflow(_folder: Path, experiment: str, run: str, settings: Settings) -> Iter
         client.log_param(opened.info.run_id, key, text)
 
     def log(values: Mapping[str, float]) -> None:
-        for name in [name for name in values if _plain(name) not in opened.data.metrics]:
-            client.log_metric(opened.info.run_id, _plain(name), values[name])
+        for name in [name for name in values if _safe_name(name) not in opened.data.metrics]:
+            client.log_metric(opened.info.run_id, _safe_name(name), values[name])
 
     yield log
     client.set_terminated(opened.info.run_id)
@@ -72,68 +71,61 @@ def wandb(_folder: Path, experiment: str, run: str, settings: Settings) -> Itera
     digest = hashlib.sha256(f"{experiment}/{run}".encode()).hexdigest()[:16]
     resume = None if library.setup().settings.mode == "offline" else "allow"
     opened = library.init(
-        project=_plain(experiment), name=run, id=digest, config=dict(settings), reinit="create_new", resume=resume
+        project=_safe_name(experiment), name=run, id=digest, config=dict(settings), reinit="create_new", resume=resume
     )
     yield lambda values: opened.summary.update(dict(values))
     opened.finish()
 
 
-OpenRun: TypeAlias = Callable[[Path, str, str, Settings], AbstractContextManager[Log]]
 # Each opens a run (folder, experiment, name of the run, settings) and gives the function that logs values to it.
-TRACKERS: dict[str, OpenRun] = {"mlflow": mlflow, "tensorboard": tensorboard, "wandb": wandb}
-
-
-@dataclass
-class CellLogger:
-    """Sends finished cells of experiments to a tracker; one that is out of reach does not stop the benchmark."""
-
-    open_run: OpenRun
-    folder: Path  # of TensorBoard's files
-    parts: Sequence[RunConfig]
-    logged: set[str] = field(default_factory=set)  # digests of cells
-    runs: dict[tuple[str, str], Log] = field(default_factory=dict)  # by experiment and name
-    opened: ExitStack = field(default_factory=ExitStack)
-
-    def update(self) -> None:
-        """Log what has finished since the last call."""
-        for cell in finished_cells(self.parts, without=self.logged):
-            key = cell.key
-            run = f"{cell.label} on {key.dataset}, {key.setting}, batch {key.batch_size}, seed {key.seed}"
-            if (key.experiment, run) not in self.runs:
-                settings = {name: str(getattr(key, name)) for name in SETTINGS} | {"device": cell.provenance.device}
-                opened = self.open_run(self.folder, key.experiment, run, settings)
-                self.runs[key.experiment, run] = self.opened.enter_context(opened)
-            values = {f"{name}/{key.domain}": getattr(cell.result, name) for name in MEASURES}
-            self.runs[key.experiment, run]({name: x for name, x in values.items() if x is not None})
-            self.logged.add(key.digest)
+TRACKERS: dict[str, Callable[[Path, str, str, Settings], AbstractContextManager[Log]]] = {
+    "mlflow": mlflow,
+    "tensorboard": tensorboard,
+    "wandb": wandb,
+}
 
 
 @contextmanager
 def log_cells(name: str | None, parts: Sequence[RunConfig]) -> Iterator[Callable[[], None] | None]:
     """The function that logs newly finished cells of these experiments; None without a tracker.
 
-    A failure is retried at the next call; a failure at the end raises TrustError.
+    A tracker that is out of reach does not stop the benchmark: a failure is retried at the next call, and a failure at
+    the end raises TrustError.
     """
     if name is None:
         yield None
         return
     require(name, extra=name)
-    logger = CellLogger(TRACKERS[name], Path(parts[0].store).parent / "tensorboard", parts)
+    folder = Path(parts[0].store).parent / "tensorboard"
+    logged: set[str] = set()  # digests of cells
+    runs: dict[tuple[str, str], Log] = {}  # by experiment and name
+    opened = ExitStack()
+
+    def log_new() -> None:
+        for cell in finished_cells(parts, without=logged):
+            key = cell.key
+            run = f"{cell.label} on {key.dataset}, {key.setting}, batch {key.batch_size}, seed {key.seed}"
+            if (key.experiment, run) not in runs:
+                settings = {name: str(getattr(key, name)) for name in SETTINGS} | {"device": cell.provenance.device}
+                runs[key.experiment, run] = opened.enter_context(TRACKERS[name](folder, key.experiment, run, settings))
+            values = {f"{name}/{key.domain}": getattr(cell.result, name) for name in MEASURES}
+            runs[key.experiment, run]({name: x for name, x in values.items() if x is not None})
+            logged.add(key.digest)
 
     def update() -> None:
         with suppress(Exception):
-            logger.update()
+            log_new()
 
     try:
         yield update
     except BaseException:
         update()
         with suppress(Exception):
-            logger.opened.close()
+            opened.close()
         raise
     try:
-        with logger.opened:
-            logger.update()
+        with opened:
+            log_new()
     except Exception as error:
         raise TrustError(
             f"--log {name}: {type(error).__name__}: {reason_of(error)}; the results are in the store: run the "
@@ -141,6 +133,6 @@ def log_cells(name: str | None, parts: Sequence[RunConfig]) -> Iterator[Callable
         ) from error
 
 
-def _plain(name: str) -> str:
-    """A name that each tracker and file system takes."""
+def _safe_name(name: str) -> str:
+    """A name that every tracker and file system accepts."""
     return re.sub(r"[^/\w. =()-]", "_", name)

@@ -13,13 +13,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from trust_tta.errors import ConfigError
+from trust_tta.schema import Schema, flag_of, schema_fields
 
 if TYPE_CHECKING:
     from argparse import _ActionsContainer
 
     from trust_tta.bench.processes import SweepEngine
     from trust_tta.distributed.sweeps import TaskResources
-    from trust_tta.schema import Schema
 
 # Metavars that the default value does not determine.
 _METAVARS = {
@@ -69,31 +69,27 @@ def add_network_arguments(parser: ArgumentParser) -> None:
 
 def add_schema_arguments(parser: _ActionsContainer, schema: type[Schema], *, without: Collection[str] = ()) -> None:
     """Add a flag for every field of a schema, whose value is TOML or a list of names."""
-    from trust_tta.schema import flag_of, outline
-
-    for key, default, text in outline(schema):
+    for key, default, text in schema_fields(schema):
         flag = flag_of(key)
-        shown = "" if default in (..., None, {}) or "default" in text else f" (default {_written(default)})"
+        shown = "" if default in (..., None, {}) or "default" in text else f" (default {_default_text(default)})"
         text = f"{text}{shown}".replace("`", "'").replace("%", "%%")
         if key in without:
             continue
         if key in _TABLE_FLAGS:
             flag, text = _TABLE_FLAGS[key], f"{text}; repeatable"
-            parser.add_argument(flag, dest=key, type=setting, action="append", metavar="NAME=VALUE", help=text)
+            parser.add_argument(flag, dest=key, type=keyword, action="append", metavar="NAME=VALUE", help=text)
         elif isinstance(default, bool):
             parser.add_argument(flag, dest=key, action=BooleanOptionalAction, help=text)
         else:
             metavar = _METAVARS.get(key) or {float: "X", int: "N", tuple: "A,B,C"}.get(type(default), "NAME")
-            read = names_list if metavar == "A,B" else value if metavar in ("N", "X", "N[,N]", "A,B,C") else str
+            read = names_list if metavar == "A,B" else toml_value if metavar in ("N", "X", "N[,N]", "A,B,C") else str
             parser.add_argument(flag, dest=key, type=read, metavar=metavar, help=text)
 
 
 def schema_values(arguments: Namespace, schema: type[Schema]) -> dict[str, Any]:
     """The fields of a schema that were given as flags, as nested tables."""
-    from trust_tta.schema import outline
-
     values: dict[str, Any] = {}
-    for key, _, _ in outline(schema):
+    for key, _, _ in schema_fields(schema):
         if (given := getattr(arguments, key, None)) is not None:
             *outer, name = key.split(".")
             table = values
@@ -115,7 +111,7 @@ def integers(text: str) -> list[int]:
         raise ArgumentTypeError(f"{text!r} is not a list of integers; give one such as 0,1,2") from error
 
 
-def value(text: str) -> Any:
+def toml_value(text: str) -> Any:
     """A value in TOML syntax; `0.5,0.5` is a list, a bare word is a string."""
     for written in (text, f"[{text}]") if "," in text else (text,):
         try:
@@ -125,26 +121,26 @@ def value(text: str) -> Any:
     return text
 
 
-def setting(text: str) -> tuple[str, Any]:
+def keyword(text: str) -> tuple[str, Any]:
     """`depths=[1,1]` as a name and a value."""
     name, equals, written = text.partition("=")
     if not (name and equals and written):
         raise ArgumentTypeError(f"{text!r} is not NAME=VALUE; give it as depths=[1,1]")
     if name == "num_classes":
         raise ArgumentTypeError("num_classes is the number of classes of the data; omit it")
-    return name, value(written)
+    return name, toml_value(written)
 
 
-def option(text: str) -> tuple[str, str, Any]:
+def method_option(text: str) -> tuple[str, str, Any]:
     """`trust.k=4` as method, option and value."""
     key, equals, written = text.partition("=")
     method, dot, name = key.rpartition(".")
     if not (equals and dot and method and name and written):
         raise ArgumentTypeError(f"{text!r} is not METHOD.OPTION=VALUE; give it as trust.k=4")
-    return method, name, value(written)
+    return method, name, toml_value(written)
 
 
-def _written(default: object) -> str:
+def _default_text(default: object) -> str:
     if isinstance(default, tuple):
         return ",".join(map(str, default))
     return f"{default:g}" if isinstance(default, float) else str(default).lower()
@@ -167,7 +163,7 @@ def add_engine_arguments(parser: ArgumentParser, *, task: str = "") -> None:
 
 
 def check_engine(arguments: Namespace, *flags: str) -> None:
-    """Refuse cluster flags without a cluster, and impossible numbers, before PyTorch is imported."""
+    """Refuse cluster flags without a cluster, and numbers out of range, before PyTorch is imported."""
     given = [flag for flag in ("address", *flags) if getattr(arguments, flag) is not None]
     if arguments.engine == "local" and given:
         raise ConfigError(f"--{given[0]} is for a cluster; add --engine ray, or omit it")

@@ -5,16 +5,19 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from trust_tta.bench.config import RunConfig
+from trust_tta.bench.parsing import read_parts
 from trust_tta.cli.arguments import (
     add_engine_arguments,
     add_run_arguments,
     check_engine,
+    make_engine,
+    method_option,
     names_list,
-    option,
     schema_values,
     use_passive_threads,
 )
-from trust_tta.cli.output import try_file
+from trust_tta.cli.output import writable_file
 from trust_tta.errors import ConfigError, TrustError
 
 EXAMPLES = """\
@@ -36,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_run_arguments(parser, results=True)
     add("--methods", type=names_list, metavar="A,B", help="methods to run, with the options of the configuration")
     text = "an option of a method; repeatable"
-    add("--option", type=option, action="append", default=[], metavar="METHOD.OPTION=VALUE", help=text)
+    add("--option", type=method_option, action="append", default=[], metavar="METHOD.OPTION=VALUE", help=text)
     add("--processes", type=int, metavar="N", help="worker processes (default 1; with --engine ray, all CPUs)")
     add_engine_arguments(parser, task="cell")
     add("--retry-failed", action="store_true", help="run failed cells again")
@@ -51,10 +54,7 @@ def run(arguments: Namespace) -> None:
     if arguments.export:
         if Path(arguments.export).suffix not in (".csv", ".parquet"):
             raise ConfigError(f"--export {arguments.export}: the file must end in .csv or .parquet")
-        try_file("--export", arguments.export)
-    from trust_tta.bench.config import RunConfig
-    from trust_tta.bench.parsing import read_parts
-
+        writable_file("--export", arguments.export)
     flags = {**schema_values(arguments, RunConfig), "method_options": arguments.option}
     parts = read_parts(arguments.config, flags, small=arguments.small)
     if arguments.list:
@@ -64,10 +64,9 @@ def run(arguments: Namespace) -> None:
             list_cells(config)
         return
     for config in parts:
-        try_file("--store", config.store)
+        writable_file("--store", config.store)
     from trust_tta.bench.sweep import finished_cells
     from trust_tta.bench.trackers import log_cells
-    from trust_tta.cli.arguments import make_engine
     from trust_tta.cli.cells import export, run_parts
 
     with log_cells(arguments.log, parts) as on_note:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.experiment import make_plan
-from trust_tta.bench.processes import REFUSALS, SweepEngine, sweep_parallel
+from trust_tta.bench.processes import EXPERIMENT_ERRORS, SweepEngine, sweep_parallel
 from trust_tta.bench.sweep import sweep
 from trust_tta.cli.output import ProgressDisplay, say
 from trust_tta.errors import TrustError
@@ -50,7 +50,7 @@ def run_parts(
         say(f"\nresults are in {config.store}")
         cells += finished
         if failures:
-            problems.append(f"failed cells: {len(failures)}; fix the reasons above and run with --retry-failed")
+            problems.append(f"failed cells: {len(failures)}; remove the causes above and run again with --retry-failed")
         if missing := len(keys) - len(finished) - len(failures):
             problems.append(f"{missing} cells of {config.data.dataset} are missing; run the same command again")
     return cells, [f"{text} ({n} parts)" if n > 1 else text for text, n in refusals.items()] + problems
@@ -72,7 +72,7 @@ def _run(
         try:
             with ResultStore(config.store) as store, ProgressDisplay(on_note=on_note) as progress:
                 keys: tuple[CellKey, ...] | TrustError = sweep(config, store, progress=progress, retry=retry)
-        except REFUSALS as error:
+        except EXPERIMENT_ERRORS as error:
             keys = error
         yield config, keys
 
@@ -90,10 +90,10 @@ def list_cells(config: RunConfig) -> None:
     states: dict[str, str] = {}
     if Path(config.store).exists():
         with ResultStore(config.store, create=False) as store:
-            states = {key.digest: state for state in ("done", "running", "failed") for key in store.keys(state)}
-            states |= dict.fromkeys(store.died(), "died")
+            states = store.states()
     for key in keys:
+        state = states.get(key.digest, "pending")
         conditions = f"{key.dataset}  {key.domain:<18} batch {key.batch_size}  seed {key.seed}"
-        say(f"{states.get(key.digest, 'to do'):<8} {labels[key]:<13} {conditions}  {key.digest[:12]}")
+        say(f"{'to do' if state == 'pending' else state:<8} {labels[key]:<13} {conditions}  {key.digest[:12]}")
     done = sum(states.get(key.digest) == "done" for key in keys)
     say(f"{len(keys)} cells, {done} done, in {config.store}")

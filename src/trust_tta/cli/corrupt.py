@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trust_tta.cli.arguments import integers, names_list
-from trust_tta.cli.output import ProgressDisplay, say, try_folder
+from trust_tta.cli.output import ProgressDisplay, say, writable_folder
 from trust_tta.errors import ConfigError
 
 EXAMPLES = """\
@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    try_folder("OUTPUT", arguments.output)
+    writable_folder("OUTPUT", arguments.output)
     from trust_tta.data.corrupt_dataset import corrupt_array, corrupt_folder
     from trust_tta.data.corruptions.table import CORRUPTIONS
 

@@ -6,8 +6,10 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from pathlib import Path
 
-from trust_tta.cli.output import ProgressDisplay, say, try_folder
+from trust_tta.cli.output import ProgressDisplay, say, writable_folder
+from trust_tta.data.registry import DATASETS, GROUP
 from trust_tta.errors import CheckpointError, DataError, TrustError
+from trust_tta.plugins import installed
 
 EXAMPLES = """\
   trust-tta data list                      the known data sets, and where to get them
@@ -39,9 +41,6 @@ def run(arguments: Namespace) -> None:
 
 
 def list_datasets(_: Namespace) -> None:
-    from trust_tta.data.registry import DATASETS, GROUP
-    from trust_tta.plugins import installed
-
     for spec in DATASETS:
         classes = f"{spec.classes} classes" if spec.classes else "any classes"
         domains = f"{len(spec.targets)} domains" if len(spec.targets) > 1 else "1 domain"
@@ -54,7 +53,7 @@ def list_datasets(_: Namespace) -> None:
 
 
 def get(arguments: Namespace) -> None:
-    try_folder("--root", arguments.root)
+    writable_folder("--root", arguments.root)
     from trust_tta.data.fetch import fetch_dataset
 
     with ProgressDisplay() as progress:
@@ -67,14 +66,14 @@ def check(arguments: Namespace) -> None:
 
     root = Path(arguments.root)
     if not root.is_dir():
-        raise DataError(f"'{root}' is not a folder; give the folder that holds your data sets, or is one")
+        raise DataError(f"'{root}' is not a folder; give the folder of your data sets, or of one of them")
     classes = None
     if arguments.checkpoint:
         from trust_tta.models.checkpoint import Checkpoint
 
         classes = Checkpoint.open(arguments.checkpoint).classes
         if classes is None:
-            raise CheckpointError(f"--checkpoint {arguments.checkpoint} does not name its classes; omit it")
+            raise CheckpointError(f"--checkpoint {arguments.checkpoint} has no class names; omit it")
     with ProgressDisplay() as progress:
         if arguments.dataset:
             findings = check_dataset(arguments.dataset, root, classes=classes, thorough=arguments.thorough)

@@ -6,9 +6,14 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from importlib.resources import as_file, files
 
+from trust_tta.bench.parsing import read_parts
 from trust_tta.cli.arguments import use_passive_threads
-from trust_tta.cli.output import say, try_folder
+from trust_tta.cli.output import say, writable_folder
 from trust_tta.errors import ConfigError, TrustError
+from trust_tta.report.formats import verdict
+from trust_tta.report.model import read_report
+from trust_tta.report.page import write_page
+from trust_tta.report.text import counted
 
 EXAMPLES = """\
   trust-tta demo                       half a minute on two cores; results in the folder demo
@@ -30,20 +35,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     use_passive_threads()
-    out = try_folder("--out", arguments.out)
+    out = writable_folder("--out", arguments.out)
     seeds, images = arguments.seeds, arguments.images
     if (seeds is not None and seeds < 1) or (images is not None and not 2 <= images <= 2000):
         raise ConfigError(f"--seeds {seeds} --images {images}: give 1 or more seeds and 2 to 2000 images")
     import torch
 
     from trust_tta.bench.environment import choose_device
-    from trust_tta.bench.parsing import read_parts
     from trust_tta.bench.processes import run_in_processes
     from trust_tta.cli.cells import run_parts
-    from trust_tta.report.formats import verdict
-    from trust_tta.report.model import read_report
-    from trust_tta.report.page import write_page
-    from trust_tta.report.text import counted
 
     changes = {"store": str(out / "results.sqlite"), "data": {"limit": images} if images else {}}
     with as_file(files("trust_tta").joinpath("assets", f"demo_{arguments.task}.toml")) as path:

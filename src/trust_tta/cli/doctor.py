@@ -77,12 +77,12 @@ def compile_kernels() -> list[tuple[str, str]]:
 
     if not write_cached("kernels/writable", b""):
         raise BackendError(
-            f"nothing can be kept in '{cache_folder()}'; set TRUST_TTA_CACHE to a folder that can be written"
+            f"kernels cannot be cached in '{cache_folder()}'; set TRUST_TTA_CACHE to a folder that can be written"
         )
     lines = [("CPU", f"{name} {seconds:.2f} s") for name, seconds in load_all().items()]
     rows = fill_gpu_caches() if torch.cuda.is_available() and available("triton") else []
     if failed := [row for row in rows if row.failed and row.batch < max(row.batch for row in rows)]:
-        raise BackendError(f"{failed[0].work} of {failed[0].batch} on the GPU: {failed[0].failed}")
+        raise BackendError(f"{failed[0].work}, batch {failed[0].batch}, failed on the GPU: {failed[0].failed}")
     for row in rows:  # the largest batch may be too large for the device
         result = row.failed or f"{(row.median_ms or 0) / 1e3:.1f} s"
         lines.append(("GPU", f"{row.work}, {row.dtype}, {row.batch} images: {result}"))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from trust_tta.cli.arguments import add_network_arguments, use_passive_threads
-from trust_tta.cli.output import ProgressDisplay, say, try_file
+from trust_tta.cli.output import ProgressDisplay, say, writable_file
+from trust_tta.config_io import read_class_names
 from trust_tta.errors import ConfigError
+from trust_tta.preprocessing import find_preset
 
 EXAMPLES = """\
   trust-tta export vmamba_nano_cifar10 --to onnx          writes vmamba_nano_cifar10.onnx
@@ -35,12 +37,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     use_passive_threads()
     if arguments.out:
-        try_file("--out", arguments.out)
+        writable_file("--out", arguments.out)
     if not (arguments.source or arguments.checkpoint or arguments.model):
         raise ConfigError("there is no network; give SOURCE, --checkpoint FILE or --model package.module:Name")
-    from trust_tta.config_io import read_class_names
     from trust_tta.export import export_network
-    from trust_tta.preprocessing import find_preset
 
     with ProgressDisplay() as progress:
         exported = export_network(

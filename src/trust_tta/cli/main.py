@@ -32,7 +32,7 @@ COMMANDS = {
     "paper": "list the tables and figures of the TRUST paper, or run them and write a report of each",
     "corrupt": "corrupt an array into the layout of CIFAR-10-C, or an image folder into that of ImageNet-C",
     "data": "list, fetch and check data sets",
-    "train": "train a network; run again, it continues after the last whole epoch",
+    "train": "train a network; if run again, it continues after the last complete epoch",
     "finetune": "train only the classifier on a frozen backbone, whose features are computed once",
     "report": "make tables, figures and one self-contained HTML page from a results store",
     "speed": "time forward, Tent, each mode of TRUST and the scan against the reference, in one run",

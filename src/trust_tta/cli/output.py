@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
+from trust_tta.atomic import remove_stale
 from trust_tta.errors import TrustError
 from trust_tta.progress import Progress
+from trust_tta.report.text import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -22,19 +24,17 @@ LINE_SECONDS = 5.0  # between lines of progress where there is no terminal
 
 def say(text: str = "", *, stream: TextIO | None = None) -> None:
     """Print a line without control characters; all commands print through this function."""
-    from trust_tta.report.text import printable
-
     print(printable(text), file=stream, flush=True)
 
 
-def try_folder(flag: str, path: str | os.PathLike[str]) -> Path:
+def writable_folder(flag: str, path: str | os.PathLike[str]) -> Path:
     """Refuse a folder that cannot be written or created; removes temporary files of killed runs."""
     folder = Path(path).expanduser()
     _try(f"{flag} {path}", folder)
     return folder
 
 
-def try_file(flag: str, path: str | os.PathLike[str]) -> Path:
+def writable_file(flag: str, path: str | os.PathLike[str]) -> Path:
     """Refuse a path where no file can be written."""
     file = Path(path).expanduser()
     if file.exists() and not file.is_file():
@@ -46,8 +46,6 @@ def try_file(flag: str, path: str | os.PathLike[str]) -> Path:
 
 
 def _try(what: str, folder: Path) -> None:
-    from trust_tta.atomic import remove_stale
-
     nearest = next(parent for parent in (folder, *folder.absolute().parents) if os.path.lexists(parent))
     if not nearest.is_dir():
         raise TrustError(f"{what}: '{nearest}' is not a folder; give another")
@@ -93,7 +91,19 @@ class ProgressDisplay(Progress):
         self._begun = self._last = self._clock()
         self._first = None
         if self._stream.isatty():
-            self._bars = _bars(self._stream, counted=bool(what))
+            from rich import progress
+            from rich.console import Console
+
+            self._bars = progress.Progress(
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn() if what else progress.TaskProgressColumn(),
+                progress.TimeElapsedColumn(),
+                progress.TimeRemainingColumn(),
+                console=Console(file=self._stream),
+                transient=True,
+                redirect_stdout=sys.stdout.isatty(),  # stdout in a file or pipe must stay there
+            )
             self._bars.start()
             self._task = self._bars.add_task(what, total=total)
 
@@ -129,19 +139,3 @@ class ProgressDisplay(Progress):
             return line
         left = (self._last - since) * (self._total - self._done) / (self._done - before)
         return f"{line}, about {left:.0f} s left"
-
-
-def _bars(stream: TextIO, *, counted: bool) -> Bars:
-    from rich import progress
-    from rich.console import Console
-
-    return progress.Progress(
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn() if counted else progress.TaskProgressColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        console=Console(file=stream),
-        transient=True,
-        redirect_stdout=sys.stdout.isatty(),  # stdout in a file or pipe must stay there
-    )

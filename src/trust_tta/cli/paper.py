@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trust_tta
+from trust_tta.bench.parsing import read_parts
 from trust_tta.cli.arguments import use_passive_threads
 from trust_tta.cli.output import say
+from trust_tta.cli.rank import rank
 from trust_tta.errors import ConfigError, TrustError
+from trust_tta.report.model import read_report
+from trust_tta.report.page import write_page
+from trust_tta.results.order_records import read_records
+from trust_tta.schema import did_you_mean
 
 EXAMPLES = """\
   trust-tta paper                               list them, and what each needs
@@ -59,8 +65,6 @@ def run(arguments: Namespace) -> None:
     use_passive_threads()
     known = {item.name: item for item in items}
     if unknown := [name for name in arguments.run if name not in known]:
-        from trust_tta.schema import did_you_mean
-
         raise ConfigError(f"--run {unknown[0]}: there is no such table or figure; {did_you_mean(unknown[0], known)}")
     problems: list[str] = []
     seconds: dict[str, float] = {}
@@ -79,25 +83,20 @@ def run(arguments: Namespace) -> None:
 
 def run_item(item: PaperExperiment, *, small: bool, root: str) -> list[str]:
     """Run a configuration, rank the orders if the paper does, and write the page; returns a line for each problem."""
-    from trust_tta.bench.parsing import read_parts
-    from trust_tta.bench.processes import REFUSALS
+    from trust_tta.bench.processes import EXPERIMENT_ERRORS
     from trust_tta.cli.cells import run_parts
-    from trust_tta.cli.rank import rank
-    from trust_tta.report.model import read_report
-    from trust_tta.report.page import write_page
-    from trust_tta.results.order_records import read_records
 
     try:
         parts = read_parts(item.path, {"data": {"root": root}}, small=small)
         cells, problems = run_parts(parts)
-    except REFUSALS as error:
+    except EXPERIMENT_ERRORS as error:
         return [str(error)]
     store = Path(parts[0].store)
     records = store.with_name(f"{store.stem}-orders")
     if item.name in RANKED:
         try:
             rank(parts, k=RANKED_ORDERS, out=records)
-        except REFUSALS as error:
+        except EXPERIMENT_ERRORS as error:
             problems.append(f"{RANKED[item.name][0]}: {error}")
     if cells:
         page = store.with_suffix(".html")

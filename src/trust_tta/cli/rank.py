@@ -6,15 +6,14 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from trust_tta.bench.config import RunConfig
+from trust_tta.bench.parsing import read_parts
 from trust_tta.cli.arguments import add_run_arguments, schema_values, use_passive_threads
-from trust_tta.cli.output import ProgressDisplay, say, try_file, try_folder
+from trust_tta.cli.output import ProgressDisplay, say, writable_file, writable_folder
 from trust_tta.errors import ConfigError
-
-if TYPE_CHECKING:
-    from trust_tta.bench.config import RunConfig
-    from trust_tta.results.order_records import EntropyByOrder
+from trust_tta.report.text import printable
+from trust_tta.results.order_records import EntropyByOrder, write_record
 
 EXAMPLES = """\
   trust-tta rank configs/demo.toml --domains fog,snow --limit 128
@@ -40,10 +39,7 @@ def run(arguments: Namespace) -> None:
     if not 1 <= arguments.k <= 24:
         raise ConfigError(f"--k {arguments.k}: there are 24 orders, give 1 to 24")
     if arguments.json:
-        (try_file if arguments.json.endswith(".json") else try_folder)("--json", arguments.json)
-    from trust_tta.bench.config import RunConfig
-    from trust_tta.bench.parsing import read_parts
-
+        (writable_file if arguments.json.endswith(".json") else writable_folder)("--json", arguments.json)
     flags = {**schema_values(arguments, RunConfig), "methods": ["source"]}
     parts = read_parts(arguments.config, flags, small=arguments.small)
     if len(parts) > 1 and (arguments.json or "").endswith(".json"):
@@ -60,15 +56,13 @@ def rank(parts: Sequence[RunConfig], *, k: int, out: Path | None) -> None:
     `out` is a JSON file for the mean, or a folder for a record of each domain, or of each of several experiments.
     """
     from trust_tta.bench.experiment import rank_domains
-    from trust_tta.report.text import printable
-    from trust_tta.results.order_records import write_record
 
     for config in parts:
         with ProgressDisplay() as progress:
             mean, domains = rank_domains(with_limit(config), k=k, progress=progress)
         shades = FINE if printable(FINE) == FINE else PLAIN
         say(heat_map(mean, domains, shades=shades))
-        say(f"the {k} of lowest entropy: {', '.join(mean.orders[:k])}")
+        say(f"the {k} orders of lowest entropy: {', '.join(mean.orders[:k])}")
         if out is None:
             continue
         if out.suffix == ".json":

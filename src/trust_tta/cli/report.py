@@ -6,7 +6,13 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from trust_tta.cli.arguments import names_list
-from trust_tta.cli.output import say, try_file, try_folder
+from trust_tta.cli.output import say, writable_file, writable_folder
+from trust_tta.report.figures import write_figures
+from trust_tta.report.formats import tables_text, write_tables
+from trust_tta.report.model import read_report
+from trust_tta.report.page import write_page
+from trust_tta.report.summary import summarize
+from trust_tta.results.order_records import read_records
 
 EXAMPLES = """\
   trust-tta report runs/demo.sqlite                       write runs/demo.html and print the tables
@@ -40,21 +46,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    from trust_tta.report.figures import write_figures
-    from trust_tta.report.formats import group_text, write_tables
-    from trust_tta.report.model import read_report
-    from trust_tta.report.page import write_page
-    from trust_tta.results.order_records import read_records
-
     only = {field: getattr(arguments, field) for field in FILTERS.values() if getattr(arguments, field) is not None}
     report = read_report(arguments.store, order_records=read_records(arguments.analyses), only=only)
-    out = try_file("--out", arguments.out or Path(arguments.store).with_suffix(".html"))
+    out = writable_file("--out", arguments.out or Path(arguments.store).with_suffix(".html"))
     for flag in ("tables", "figures"):
         if getattr(arguments, flag):
-            try_folder(f"--{flag}", getattr(arguments, flag))
+            writable_folder(f"--{flag}", getattr(arguments, flag))
     if not arguments.quiet:
         for group in report.groups:
-            say(group_text(group))
+            say(f"{tables_text(group).rstrip()}\n\n{' '.join(summarize(group))}\n")
     write_page(report, out, title=arguments.title)
     if arguments.tables:
         tables = write_tables(report, arguments.tables)

@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trust_tta.cli.arguments import add_engine_arguments, add_network_arguments, check_engine, use_passive_threads
-from trust_tta.cli.output import say, try_folder
+from trust_tta.cli.output import say, writable_folder
+from trust_tta.config_io import read_class_names
 from trust_tta.errors import ConfigError
+from trust_tta.methods.registry import METHODS
+from trust_tta.optional import require
+from trust_tta.plugins import resolve
 
 if TYPE_CHECKING:
     from trust_tta.serve.network import NetworkSource
@@ -56,12 +60,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     use_passive_threads()
-    from trust_tta.optional import require
-
     for package in ("starlette", "uvicorn", "h11", "prometheus_client", "python_multipart"):
         require(package, extra="serve")
     _check(arguments)
-    folder = try_folder("--state", arguments.state) if arguments.state else None
+    folder = writable_folder("--state", arguments.state) if arguments.state else None
     token = _read_token(arguments)
     from trust_tta.serve.app import Api
     from trust_tta.serve.demo import NOTE, start_replay
@@ -129,9 +131,6 @@ def _serve_on_cluster(
 
 def _check(arguments: Namespace) -> None:
     """Check the flags that can be checked before PyTorch is imported."""
-    from trust_tta.methods.registry import METHODS
-    from trust_tta.plugins import resolve
-
     resolve(arguments.method, METHODS, group="trust_tta.methods")
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port}: give a number from 0 to 65535")
@@ -152,7 +151,6 @@ def _read_token(arguments: Namespace) -> str | None:
 
 
 def _network_source(arguments: Namespace) -> NetworkSource:
-    from trust_tta.config_io import read_class_names
     from trust_tta.serve.network import NetworkSource
 
     checkpoint = arguments.checkpoint

@@ -8,9 +8,14 @@ from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from trust_tta.atomic import write_whole
 from trust_tta.cli.arguments import add_network_arguments, integers, names_list, use_passive_threads
-from trust_tta.cli.output import ProgressDisplay, say, try_file
+from trust_tta.cli.output import ProgressDisplay, say, writable_file
+from trust_tta.config_io import read_class_names
 from trust_tta.errors import BackendError, ConfigError
+from trust_tta.preprocessing import find_preset
+from trust_tta.report.formats import plain_table, to_text
+from trust_tta.schema import validate
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     """Measure, print and write; fails if a backend fails its self-check, which is then not timed."""
     use_passive_threads()
-    out = try_file("--out", arguments.out or time.strftime("runs/speed-%Y%m%d-%H%M%S.json"))
-    from trust_tta.atomic import write_whole
+    out = writable_file("--out", arguments.out or time.strftime("runs/speed-%Y%m%d-%H%M%S.json"))
     from trust_tta.bench.environment import choose_device
     from trust_tta.bench.speed import measure_speed
 
@@ -68,13 +72,15 @@ def run(arguments: Namespace) -> None:
 
 
 def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
-    """The defaults of the device, changed by the flags."""
-    from trust_tta.bench.speed import SpeedSettings, default_settings
-    from trust_tta.config_io import read_class_names
-    from trust_tta.preprocessing import find_preset
-    from trust_tta.schema import examine
+    """The paper's network on a GPU, the shipped one on a CPU, with --quick tiny sizes; flags change these defaults."""
+    from trust_tta.bench.speed import SpeedSettings
 
-    values = default_settings(device, quick=arguments.quick)
+    values: dict[str, Any] = {"model": "vmamba_nano", "batches": (64,), "size": 32, "dtypes": ("float32",)}
+    if device.type == "cuda":
+        values = {"model": "vmamba_tiny_s1l8_bn", "batches": (128, 1), "size": 224, "dtypes": ("float32", "bf16")}
+    if arguments.quick:
+        values |= {"model": "vmamba_nano", "batches": (8,), "size": 16, "seconds": 0.0, "repeats": 1, "warmups": 0}
+    values["startup"] = not arguments.quick
     if arguments.checkpoint or ":" in (arguments.model or ""):  # a network of the user's: its own size
         values |= {"model": arguments.model, "size": None}
     if arguments.preprocessing:
@@ -85,15 +91,13 @@ def make_settings(arguments: Namespace, device: torch.device) -> SpeedSettings:
         if getattr(arguments, name) is not None:
             values[name] = getattr(arguments, name)
     flags = {name: f"--{name}" for name in values} | {"batches": "--batch", "dtypes": "--dtype"}
-    settings, mistakes = examine(SpeedSettings, values, flags=flags)
+    settings, mistakes = validate(SpeedSettings, values, flags=flags)
     if settings is None:
         raise ConfigError("; ".join(mistakes))
     return settings
 
 
 def show(record: dict[str, Any]) -> None:
-    from trust_tta.report.formats import plain_table, to_text
-
     rows, facts = record["rows"], record["facts"]
     say(f"{facts['device']}, PyTorch {facts['torch']}, {facts['threads']} threads; median of the repeats, in ms\n")
     say(f"network\n{timing_table([row for row in rows if row['part'] == 'network'], ('batch',), rates=True)}")
@@ -112,8 +116,6 @@ def show(record: dict[str, Any]) -> None:
 
 def timing_table(rows: Sequence[Record], sizes: Sequence[str], *, rates: bool = False) -> str:
     """A table of times in ms, with `rates` also of images per second and memory, and the failures below it."""
-    from trust_tta.report.formats import plain_table, to_text
-
     titles = ["", "scan", "dtype", *("length" if name == "size" else name for name in sizes)]
     titles += ["ms", "p20", "p80", "first call", "n", *(("images/s", "GiB") if rates else ())]
     lines = []

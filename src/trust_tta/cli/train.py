@@ -6,13 +6,23 @@ import shlex
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from trust_tta.cli.arguments import add_schema_arguments, schema_values, setting, use_passive_threads
-from trust_tta.cli.output import ProgressDisplay, say, try_folder
+from trust_tta.cli.arguments import add_schema_arguments, keyword, schema_values, use_passive_threads
+from trust_tta.cli.output import ProgressDisplay, say, writable_folder
 from trust_tta.config_io import read_toml
 from trust_tta.errors import ConfigError
+from trust_tta.models.variants import VARIANTS
+from trust_tta.plugins import resolve
+from trust_tta.training.recipe import (
+    Recipe,
+    SegmentationRecipe,
+    TrainRecipe,
+    is_segmentation,
+    recipe_for,
+    segmentation_recipe,
+)
 
 if TYPE_CHECKING:
-    from trust_tta.training import SegmentationRecipe, Trained, TrainRecipe
+    from trust_tta.training import Trained
 
 EXAMPLES = """\
   trust-tta train --data cifar10 --root data --out runs/nano --device cuda --precision bf16
@@ -25,13 +35,9 @@ KEPT = "the epochs before this one are kept"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    from trust_tta.training.recipe import Recipe, SegmentationRecipe, TrainRecipe
-
     add = parser.add_argument
-
     add_data_arguments(parser)
     add("--model", default="vmamba_nano", metavar="NAME", help="variant (default: vmamba_nano)")
-    add("--set", type=setting, action="append", default=[], metavar="NAME=VALUE", help="change the variant; repeatable")
     size = "pixels of a side (default: 32 for CIFAR, else 96; pictures with segmentation masks keep their size)"
     add("--size", type=int, metavar="N", help=size)
     start = "checkpoint to start from, where names and shapes fit: a file or a known name (default: random weights)"
@@ -51,6 +57,8 @@ def add_data_arguments(parser: ArgumentParser) -> None:
     add("--target", metavar="DOMAIN", help="domain to leave out, as in leave-one-domain-out")
     add("--share", type=float, default=0.1, metavar="X", help="share held out for validation (default 0.1)")
     add("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:1")
+    change = "change a field of the variant; repeatable"
+    add("--set", type=keyword, action="append", default=[], metavar="NAME=VALUE", help=change)
 
 
 def run(arguments: Namespace) -> None:
@@ -58,7 +66,7 @@ def run(arguments: Namespace) -> None:
     if arguments.size is not None and arguments.size < 8:
         raise ConfigError(f"--size {arguments.size}: give at least 8 pixels")
     recipe = read_recipe(arguments)
-    try_folder("--out", arguments.out)
+    writable_folder("--out", arguments.out)
     from trust_tta.bench.environment import choose_device
     from trust_tta.models.checkpoint import Checkpoint
     from trust_tta.training import open_training_data, train
@@ -82,11 +90,6 @@ def run(arguments: Namespace) -> None:
 
 def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:
     """The recipe of the file and the flags, with the defaults of the data; one error lists all mistakes."""
-    from trust_tta.models.variants import VARIANTS
-    from trust_tta.plugins import resolve
-    from trust_tta.training import recipe as recipes
-    from trust_tta.training.recipe import SegmentationRecipe, TrainRecipe
-
     flags = schema_values(arguments, TrainRecipe) | schema_values(arguments, SegmentationRecipe)
     mistakes, given = [], (read_toml(arguments.recipe) if arguments.recipe else {}) | flags
     if "drop_path" in dict(arguments.set):
@@ -98,10 +101,10 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:
     except ConfigError as error:
         mistakes.append(str(error))
     try:
-        if recipes.is_segmentation(arguments.data):
-            recipe: TrainRecipe | SegmentationRecipe = recipes.segmentation_recipe(given, where=arguments.recipe or "")
+        if is_segmentation(arguments.data):
+            recipe: TrainRecipe | SegmentationRecipe = segmentation_recipe(given, where=arguments.recipe or "")
         else:
-            recipe = recipes.recipe_for(arguments.data, given, size=arguments.size, where=arguments.recipe or "")
+            recipe = recipe_for(arguments.data, given, size=arguments.size, where=arguments.recipe or "")
     except ConfigError as error:
         mistakes.append(str(error))
     if mistakes:
@@ -111,8 +114,6 @@ def read_recipe(arguments: Namespace) -> TrainRecipe | SegmentationRecipe:
 
 def print_result(trained: Trained, arguments: Namespace, target: str | None) -> None:
     """Print the score, the path of the weights, and a command that runs them."""
-    from trust_tta.training.recipe import is_segmentation
-
     score = "the mean IoU on" if is_segmentation(arguments.data) else "the accuracy on the"
     say(f"{score} {trained.record['measured_on']} images is {100 * trained.accuracy:.2f} %")
     dataset = arguments.data.lower()

@@ -22,7 +22,7 @@ import torch
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.environment import collect_provenance
 from trust_tta.bench.experiment import CellSequence, Experiment, ExperimentPlan, fingerprints
-from trust_tta.bench.processes import REFUSALS
+from trust_tta.bench.processes import EXPERIMENT_ERRORS
 from trust_tta.bench.sweep import (
     POLL_SECONDS,
     CellWriter,
@@ -98,7 +98,7 @@ def run_task(payloads: list[Any], number: int, threads: int) -> Iterator[Outcome
             differing = f"the images of {data.dataset} ({names}) on a worker differ from those of the driver"
             raise DataError(f"{differing}; put the same files under {data.root} on every node")
         check_sequence(experiment, sequence)
-    except REFUSALS as error:
+    except EXPERIMENT_ERRORS as error:
         yield error
         return
     try:

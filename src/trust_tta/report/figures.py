@@ -94,7 +94,16 @@ def _draw(axes: Axes, shape: Element, down: float) -> None:
             points = [tuple(map(float, point.split())) for point in piece.split("L")]
             axes.plot([x for x, _ in points], [y + down for _, y in points], **_line_style(classes, style))
     elif shape.tag == "text":
-        _write(axes, shape, classes, style, down)
+        turned = re.match(r"rotate\((\S+) ", get("transform", ""))
+        axes.text(
+            float(get("x", "")),
+            float(get("y", "")) + down,
+            (shape.text or "").replace("$", r"\$"),
+            ha={"middle": "center", "end": "right"}.get(get("text-anchor", ""), "left"),
+            rotation=-float(turned[1]) if turned else 0,
+            rotation_mode="anchor",
+            color=style.light if style else SOFT if {"tick", "axis"} & set(classes) else INK,
+        )
     moved = re.search(r"translate\(0 (\S+)\)", get("transform", ""))
     for inner in shape:
         _draw(axes, inner, down + (float(moved[1]) if moved else 0.0))
@@ -108,17 +117,3 @@ def _marker_style(style: Style | None, size: float, *, hollow: bool) -> dict[str
 def _line_style(classes: list[str], style: Style | None) -> dict[str, Any]:
     found = LINES[classes[0]] | ({"color": style.light} if style else {})
     return found | ({"linestyle": DASHES[classes[-1]]} if classes[-1] in DASHES else {})
-
-
-def _write(axes: Axes, shape: Element, classes: list[str], style: Style | None, down: float) -> None:
-    x, y, content = float(shape.attrib["x"]), float(shape.attrib["y"]), (shape.text or "").replace("$", r"\$")
-    turned = re.match(r"rotate\((\S+) ", shape.attrib.get("transform", ""))
-    axes.text(
-        x,
-        y + down,
-        content,
-        ha={"middle": "center", "end": "right"}.get(shape.attrib.get("text-anchor", ""), "left"),
-        rotation=-float(turned[1]) if turned else 0,
-        rotation_mode="anchor",
-        color=style.light if style else SOFT if {"tick", "axis"} & set(classes) else INK,
-    )

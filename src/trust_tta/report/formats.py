@@ -98,11 +98,6 @@ def write_tables(report: Report, folder: str | os.PathLike[str]) -> list[Path]:
     return written
 
 
-def group_text(group: ResultGroup) -> str:
-    """Title, tables and summary of a group."""
-    return "\n".join([tables_text(group).rstrip(), "", " ".join(summarize(group)), ""])
-
-
 def tables_text(group: ResultGroup) -> str:
     """Title, accuracies by domain, and accuracy against cost."""
     if not group.cells:

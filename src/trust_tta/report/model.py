@@ -9,15 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from trust_tta.errors import ConfigError, DataError
+from trust_tta.errors import ConfigError
 from trust_tta.orders import PAPER_ORDERS, ScanOrder
 from trust_tta.report.text import safe_line
-from trust_tta.results import Cell, CellKey, Counts, Failure, ResultStore
-from trust_tta.results.display import BASELINES, rank
+from trust_tta.results import Cell, CellKey, Counts, Failure, PlannedCell, ResultStore
+from trust_tta.results.display import BASELINES, sort_key
 from trust_tta.results.order_records import EntropyByOrder
 from trust_tta.schema import did_you_mean
 
@@ -89,15 +88,7 @@ class Cost:
         return self.forwards + self.backwards
 
 
-@dataclass(frozen=True)
-class PendingCell:
-    """A run that is planned or running."""
-
-    key: CellKey
-    label: str
-
-
-AnyCell: TypeAlias = Cell | Failure | PendingCell
+AnyCell: TypeAlias = Cell | Failure | PlannedCell
 
 
 @dataclass(frozen=True)
@@ -112,7 +103,7 @@ class ResultGroup:
     limit: int | None
     cells: tuple[Cell, ...]
     failures: tuple[Failure, ...] = ()
-    pending: tuple[PendingCell, ...] = ()
+    pending: tuple[PlannedCell, ...] = ()
     distinction: str = ""
     _means: dict[tuple[str, str], Aggregate] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -160,8 +151,8 @@ class ResultGroup:
 
         def order(label: str) -> tuple[object, ...]:
             """By method, a variant without options in its label first, then by options."""
-            options = [rank(name, value) for name, value in sorted(first[label].option_values.items())]
-            return rank("method", first[label].method), label != first[label].method, options, label
+            options = [sort_key(name, value) for name, value in sorted(first[label].option_values.items())]
+            return sort_key("method", first[label].method), label != first[label].method, options, label
 
         for label in sorted(first, key=order):
             method = first[label].method
@@ -172,7 +163,7 @@ class ResultGroup:
     @cached_property
     def domains(self) -> tuple[str, ...]:
         items: list[AnyCell] = [*self.cells, *self.failures, *self.pending]
-        return tuple(sorted({item.key.domain for item in items}, key=lambda name: (rank("domain", name), name)))
+        return tuple(sorted({item.key.domain for item in items}, key=lambda name: (sort_key("domain", name), name)))
 
     @cached_property
     def at(self) -> dict[Place, list[Cell]]:
@@ -285,20 +276,16 @@ def read_report(
 
     `only` selects runs: values allowed for fields of their key; a method may also be selected by its label.
     """
-    if Path(path).exists() and not Path(path).is_file():  # opening a pipe would wait for a writer
-        raise DataError(f"'{path}' is not a file; give the results store that a benchmark wrote")
     with ResultStore(path, create=False) as store:
-        items: list[AnyCell] = [*store.results(), *store.failures()]
-        running, labels = set(store.keys("running")), store.labels()
-        waiting = [*store.keys("pending"), *running]
+        items: list[AnyCell] = [*store.results(), *store.failures(), *store.planned()]
         pictures, class_names = store.pictures(), store.class_names()
-    items += [PendingCell(key, labels.get(key.digest, key.method)) for key in waiting]
     selected = _select(items, only)
+    planned = [item.running for item in selected if isinstance(item, PlannedCell)]
     counts = Counts(
         done=sum(isinstance(item, Cell) for item in selected),
         failed=sum(isinstance(item, Failure) for item in selected),
-        running=len({item.key for item in selected} & running),
-        pending=sum(isinstance(item, PendingCell) and item.key not in running for item in selected),
+        running=sum(planned),
+        pending=len(planned) - sum(planned),
     )
     return Report(tuple(make_groups(selected)), counts, pictures, class_names, tuple(order_records))
 
@@ -317,7 +304,7 @@ def _select(items: Sequence[AnyCell], only: Mapping[str, Sequence[str]]) -> list
         selected = [item for item in selected if not values[id(item)].isdisjoint(wanted)]
     if items and not selected:
         chosen = "; ".join(f"{name} {', '.join(wanted)}" for name, wanted in only.items())
-        raise ConfigError(f"the store has no run with {chosen}; select less")
+        raise ConfigError(f"the store has no run with {chosen}; drop a filter")
     return selected
 
 
@@ -335,13 +322,13 @@ def make_groups(items: Sequence[AnyCell]) -> list[ResultGroup]:
             bins[corrupted] += bins[clean]
         if same:
             del bins[clean]
-    order = sorted(bins, key=lambda values: [rank(n, v) for n, v in zip(_TITLE_FIELDS, values, strict=True)])
+    order = sorted(bins, key=lambda values: [sort_key(n, v) for n, v in zip(_TITLE_FIELDS, values, strict=True)])
     return [
         ResultGroup(
             **dict(zip(_TITLE_FIELDS, values, strict=True)),
             cells=tuple(item for item in part if isinstance(item, Cell)),
             failures=tuple(item for item in part if isinstance(item, Failure)),
-            pending=tuple(item for item in part if isinstance(item, PendingCell)),
+            pending=tuple(item for item in part if isinstance(item, PlannedCell)),
             distinction=distinction,
         )
         for values in order

@@ -10,7 +10,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup, escape
 
 from trust_tta import __version__
 from trust_tta.atomic import write_whole
@@ -23,9 +27,6 @@ from trust_tta.report.text import domain_name, duration, safe
 from trust_tta.report.theme import NAMED_STYLES
 from trust_tta.results import Cell, CellKey, Provenance
 from trust_tta.results.record import VALUES
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 _PROVENANCE = tuple(f.name for f in fields(Provenance) if f.name not in ("started", "finished"))
 _KEY = tuple(f.name for f in fields(CellKey) if f.name != "options")
@@ -63,17 +64,12 @@ def render_page(report: Report, *, title: str | None = None) -> str:
 
 def embedded_json(value: object) -> str:
     """JSON that is safe inside a script element."""
-    from jinja2.utils import htmlsafe_json_dumps
-
     return htmlsafe_json_dumps(_finite(value), separators=(",", ":"), allow_nan=False)
 
 
 @cache
 def _templates() -> Environment:
     """The template environment: values are escaped, undefined names are errors."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup, escape
-
     environment = Environment(
         loader=PackageLoader("trust_tta.report"),
         autoescape=True,

@@ -105,7 +105,7 @@ class PaperComparison:
 
 
 def compare(group: ResultGroup) -> list[PaperComparison]:
-    """The published tables that fit a group, each with a row that those before it lack."""
+    """The published tables comparable with a group; each adds a row to those before it."""
     kept: list[PaperComparison] = []
     seen = {"bn"}  # the baseline alone is no comparison
     dataset, experiment = STAND_INS.get(group.dataset, group.dataset), group.experiment.removesuffix("-small")
@@ -125,7 +125,7 @@ def compare(group: ResultGroup) -> list[PaperComparison]:
 
 
 def match_variant(group: ResultGroup, wanted: PublishedRow) -> Variant | None:
-    """Our variant with the options of a published row, and the paper's defaults for the others."""
+    """Our variant with the options of a published row, and the paper's defaults for the others, or None."""
     usual, named = load_published().settings.get(wanted.method, {}), wanted.options
     fits = []
     for variant in [variant for variant in group.variants if variant.method == wanted.method]:

@@ -97,7 +97,7 @@ def pareto_front(items: Iterable[T], key: Callable[[T], tuple[float, float]]) ->
 
 
 def _test_images(group: ResultGroup, first: Variant, second: Variant) -> ImageTest | None:
-    """McNemar's test over all streams of the group, or None if one did not keep which images were right."""
+    """McNemar's test over all streams of the group, or None if correctness per image was not stored."""
     ours, theirs = ({(c.key.domain, c.key.seed): c for c in group.cells_of(v.label)} for v in (first, second))
     shared = [stream for stream in ours if stream in theirs]
     counts = [discordant(ours[stream], theirs[stream]) for stream in shared]

@@ -106,7 +106,7 @@ def line(x1: float, y1: float, x2: float, y2: float, role: str) -> Element:
 
 
 def text(x: float, y: float, content: str, *, anchor: str = "start", role: str = "", angle: int = 0) -> Element:
-    """Text whose baseline begins, ends or has its middle at (x, y)."""
+    """Text anchored at (x, y) on its baseline."""
     turned = f"rotate({angle} {number(x)} {number(y)})" if angle else None
     anchored = anchor if anchor != "start" else None
     made = element("text", x=x, y=y, text_anchor=anchored, class_=role, transform=turned)
@@ -140,7 +140,7 @@ def marker(variant: Variant, x: float, y: float, *, size: float = 5.0, tip: str 
 def document(
     height: float, label: str, children: Sequence[Element], *, width: float = WIDTH, role: str = "", step: float = 0.0
 ) -> Element:
-    """A whole drawing; `step` is the height of its rows, which the page may hide."""
+    """The <svg> element; `step` is the height of its rows, which the page may hide."""
     return element(
         "svg",
         *children,

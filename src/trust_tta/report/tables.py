@@ -6,14 +6,13 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from trust_tta.report.model import Aggregate, Cost, ResultGroup, Variant, finite_mean
 from trust_tta.report.paper import PaperComparison, published_times
 from trust_tta.report.significance import difference, pareto_front, ranking
 from trust_tta.report.text import counted, domain_name, joined, safe_line, short_domain
-from trust_tta.results import Cell, format_gain, format_percent, format_value
+from trust_tta.results import Cell, format_gain, format_number, format_percent
 from trust_tta.results.display import MISSING
 from trust_tta.results.order_records import EntropyByOrder
 
@@ -226,9 +225,9 @@ def calibration_table(group: ResultGroup) -> DataTable | None:
     """ECE, NLL, Brier score and entropy of each method, averaged over domains and seeds."""
     rows = []
     for variant in group.variants:
-        means = [(value, group.mean(variant.label, value).mean) for value in ("ece", "nll", "brier", "entropy")]
-        if any(mean is not None for _, mean in means):
-            rows.append(_row(group, variant, [number(mean, partial(format_value, value)) for value, mean in means]))
+        ece, *others = (group.mean(variant.label, value).mean for value in ("ece", "nll", "brier", "entropy"))
+        if any(mean is not None for mean in (ece, *others)):
+            rows.append(_row(group, variant, [number(ece), *(number(mean, format_number) for mean in others)]))
     if not rows:
         return None
     titles = ("method", "ECE in %", "NLL in nats", "Brier score (0 to 2)", "entropy in nats")

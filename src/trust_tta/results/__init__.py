@@ -4,8 +4,8 @@ from trust_tta.results.codec import canonical_json as canonical_json
 from trust_tta.results.codec import from_json as from_json
 from trust_tta.results.codec import to_json as to_json
 from trust_tta.results.display import format_gain as format_gain
+from trust_tta.results.display import format_number as format_number
 from trust_tta.results.display import format_percent as format_percent
-from trust_tta.results.display import format_value as format_value
 from trust_tta.results.display import make_label as make_label
 from trust_tta.results.export import write_csv as write_csv
 from trust_tta.results.export import write_parquet as write_parquet
@@ -19,4 +19,5 @@ from trust_tta.results.record import SamplePrediction as SamplePrediction
 from trust_tta.results.record import discordant as discordant
 from trust_tta.results.store import Counts as Counts
 from trust_tta.results.store import Failure as Failure
+from trust_tta.results.store import PlannedCell as PlannedCell
 from trust_tta.results.store import ResultStore as ResultStore

@@ -69,7 +69,12 @@ def encode(value: object) -> Any:
 def decode(kind: Any, data: Any, *, where: str) -> Any:
     """Rebuild a value of the annotated type `kind`; `where` names it in errors."""
     if is_dataclass(kind):
-        return _decode_record(kind, data, where)
+        record: Any = kind
+        known = _stored_fields(record)
+        if not isinstance(data, dict) or data.keys() != known.keys():
+            found = sorted(data) if isinstance(data, dict) else type(data).__name__
+            raise DataError(f"{where} has the fields {found}, expected {sorted(known)}; the record was changed")
+        return record(**{known[key][0]: decode(known[key][1], data[key], where=f"{where}.{key}") for key in data})
     if get_origin(kind) in (Union, UnionType):
         if data is None and NoneType in get_args(kind):
             return None
@@ -89,15 +94,6 @@ def decode(kind: Any, data: Any, *, where: str) -> Any:
     raise DataError(
         f"{where} holds {str(data)[:60]!r} where {getattr(kind, '__name__', kind)} is expected; the record was changed"
     )
-
-
-def _decode_record(kind: Any, data: Any, where: str) -> Any:
-    known = _stored_fields(kind)
-    if not isinstance(data, dict) or data.keys() != known.keys():
-        found = sorted(data) if isinstance(data, dict) else type(data).__name__
-        raise DataError(f"{where} has the fields {found}, expected {sorted(known)}; the record was changed")
-    values = {known[key][0]: decode(known[key][1], data[key], where=f"{where}.{key}") for key in data}
-    return kind(**values)
 
 
 @cache

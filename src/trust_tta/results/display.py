@@ -21,13 +21,10 @@ CORRUPTIONS, HELD_OUT = _CORRUPTIONS[:15], _CORRUPTIONS[15:]  # the 15 test corr
 DATASETS = ("cifar10-c", "cifar100-c", "imagenet-c", "imagenet-sketch", "imagenet-v2", "imagenet-r", "pacs")
 BASELINES = ("source", "bn")  # methods that gains are measured against
 MISSING = "–"
-PERCENTAGES = frozenset({"accuracy", "accuracy_before", "clean_accuracy", "ece"})
-COUNTS = frozenset({"samples", "broken", "forwards", "backwards", "updates", "skipped_updates"})
 
 _KNOWN = {"method": METHODS, "domain": ("clean", *CORRUPTIONS, *HELD_OUT), "dataset": DATASETS}
-_MEBIBYTE = 2**20
 
-Rank: TypeAlias = tuple[int, float, str]
+SortKey: TypeAlias = tuple[int, float, str]
 
 
 def make_label(method: str, options: Mapping[str, Any]) -> str:
@@ -41,7 +38,7 @@ def plain_text(text: str) -> str:
     return "".join(char if char.isprintable() or 0xD800 <= ord(char) < 0xE000 else "?" for char in text)
 
 
-def rank(field: str, value: object) -> Rank:
+def sort_key(field: str, value: object) -> SortKey:
     """A sort key: known names in their fixed order, then numbers, then other names alphabetically, then None."""
     known = _KNOWN.get(field, ())
     if value in known:
@@ -51,10 +48,10 @@ def rank(field: str, value: object) -> Rank:
     return (3, 0.0, "") if value is None else (2, 0.0, str(value))
 
 
-def key_rank(key: CellKey) -> tuple[Rank | str, ...]:
+def cell_sort_key(key: CellKey) -> tuple[SortKey | str, ...]:
     """A sort key for cells, independent of when they ran."""
     names = ("experiment", "dataset", "setting", "severity", "domain", "method", "options", "batch_size", "seed")
-    return (*(rank(name, getattr(key, name)) for name in names), key.digest)
+    return (*(sort_key(name, getattr(key, name)) for name in names), key.digest)
 
 
 def format_percent(x: float | None) -> str:
@@ -68,13 +65,9 @@ def format_gain(x: float | None) -> str:
     return f"+{text}" if x is not None and x > 0 and text.strip("0.") else text
 
 
-def format_value(name: str, x: float | None) -> str:
-    """A value of the result field `name`, formatted for tables; memory in MiB."""
-    if name in PERCENTAGES:
-        return format_percent(x)
-    if name == "peak_memory":
-        return _format(None if x is None else x / _MEBIBYTE, scale=1, digits=1)
-    return _format(x, scale=1, digits=0 if name in COUNTS else 3)
+def format_number(x: float | None) -> str:
+    """A number with three decimals."""
+    return _format(x, scale=1, digits=3)
 
 
 def _format(x: float | None, *, scale: int, digits: int) -> str:

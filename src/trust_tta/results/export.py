@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 
 from trust_tta.atomic import replacing
 from trust_tta.optional import require
-from trust_tta.results.display import key_rank
+from trust_tta.results.display import cell_sort_key
 from trust_tta.results.record import VALUES, Cell, CellKey, CellResult, Provenance
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
@@ -51,7 +51,7 @@ def write_csv(cells: Iterable[Cell], path: str | os.PathLike[str]) -> None:
     with replacing(Path(path)) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns(), lineterminator="\n")
         writer.writeheader()
-        for cell in sorted(cells, key=lambda cell: key_rank(cell.key)):
+        for cell in sorted(cells, key=lambda cell: cell_sort_key(cell.key)):
             row = flat_row(cell).items()
             writer.writerow({name: csv_text(value) if isinstance(value, str) else value for name, value in row})
 
@@ -62,6 +62,6 @@ def write_parquet(cells: Iterable[Cell], path: str | os.PathLike[str]) -> None:
     parquet = require("pyarrow.parquet", extra="parquet")
     types = {str: arrow.string(), int: arrow.int64(), float: arrow.float64()}
     schema = arrow.schema([(name, types[kind]) for name, kind in columns().items()])
-    rows = [flat_row(cell) for cell in sorted(cells, key=lambda cell: key_rank(cell.key))]
+    rows = [flat_row(cell) for cell in sorted(cells, key=lambda cell: cell_sort_key(cell.key))]
     with replacing(Path(path)) as temporary, temporary.open("wb") as file:  # opened here: errors name the user's file
         parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), file)

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 from trust_tta.atomic import flush_file, flush_folder, temporary_name
 from trust_tta.errors import DataError, StateError, reason_of
 from trust_tta.results.codec import SCHEMA_VERSION, check_schema, from_json, to_json
-from trust_tta.results.display import key_rank, plain_text
+from trust_tta.results.display import cell_sort_key, plain_text
 from trust_tta.results.record import Cell, CellKey, CellResult, History, Provenance
 
 Status: TypeAlias = Literal["pending", "running", "done", "failed"]
@@ -43,6 +43,15 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class PlannedCell:
+    """A cell that has not run yet, or is running."""
+
+    key: CellKey
+    label: str
+    running: bool = False
+
+
+@dataclass(frozen=True)
 class Counts:
     """Numbers of cells by state."""
 
@@ -54,7 +63,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Claimant:
-    """One open store in one process."""
+    """The holder of a claim: one open store in one process."""
 
     token: str
     pid: int
@@ -63,9 +72,9 @@ class Claimant:
 
     @classmethod
     def current(cls) -> Claimant:
-        pid = os.getpid()
-        state = _process_state(pid)
-        return cls(token=uuid.uuid4().hex, pid=pid, born=state[1] if state else None, place=_machine())
+        state = _process_state(os.getpid())
+        born = state[1] if state else None
+        return cls(token=uuid.uuid4().hex, pid=os.getpid(), born=born, place=_machine())
 
     def is_alive(self) -> bool | None:
         """Whether the process still exists; None if unknown."""
@@ -221,16 +230,17 @@ class ResultStore:
 
     def results(self, where: Where | None = None, *, history: bool = True) -> list[Cell]:
         """The finished cells, sorted by key; `history=False` leaves their histories empty."""
-        keys, labels = self.keys("done", where=where), self.labels()
-        columns = f"result, facts, {'course' if history else 'NULL'}"
-        cells = []
-        for key in keys:
-            (row,) = self._rows(f"SELECT {columns} FROM cells WHERE digest = ?", key.digest)
-            with self._decoding():
-                result, provenance = from_json(CellResult, row[0]), from_json(Provenance, row[1])
-                whole = replace(result, history=_unpack(row[2])) if history else result
-                cells.append(Cell(key, whole, provenance, labels.get(key.digest, "")))
-        return cells
+        rows = self._cells("done", f", result, facts, {'course' if history else 'NULL'}", where=where)
+        with self._decoding():
+            return [
+                Cell(
+                    key,
+                    replace(from_json(CellResult, result), history=_unpack(packed) if history else History()),
+                    from_json(Provenance, provenance),
+                    label,
+                )
+                for key, label, result, provenance, packed in rows
+            ]
 
     def find(self, key: CellKey) -> CellResult | None:
         """The result of one cell without its history, or None if it is not finished."""
@@ -239,34 +249,42 @@ class ResultStore:
             return from_json(CellResult, rows[0][0]) if rows else None
 
     def failures(self, where: Where | None = None) -> list[Failure]:
-        messages = dict(self._rows("SELECT digest, message FROM cells WHERE status = 'failed'"))
-        labels = self.labels()
-        keys = self.keys("failed", where=where)
-        return [Failure(key, str(messages[key.digest]), labels.get(key.digest, key.method)) for key in keys]
+        rows = self._cells("failed", ", message", where=where)
+        return [Failure(key, str(message), label) for key, label, message in rows]
+
+    def planned(self) -> list[PlannedCell]:
+        """The cells that have not run yet, then those that are running."""
+        states: tuple[Status, ...] = ("pending", "running")
+        return [PlannedCell(key, label, state == "running") for state in states for key, label in self._cells(state)]
 
     def keys(self, status: Status | None = None, *, where: Where | None = None) -> list[CellKey]:
         """The keys of all cells, or of those in one state, sorted."""
-        rows = self._rows("SELECT key, digest FROM cells WHERE ? IS NULL OR status = ?", status, status)
-        with self._decoding():
-            found = [from_json(CellKey, text) for text, _ in rows]
-        if any(key.digest != digest for key, (_, digest) in zip(found, rows, strict=True)):
-            raise damaged(self.path, "a key is not that of its cell")
-        return sorted((key for key in found if where is None or where(key)), key=key_rank)
+        return [key for key, _ in self._cells(status, where=where)]
 
-    def died(self) -> set[str]:
-        """The digests of running cells whose process has ended, as after a kill; the next sweep runs them."""
-        rows = self._rows("SELECT digest, claimant FROM cells WHERE status = 'running'")
+    def states(self) -> dict[str, str]:
+        """The state of each cell by digest: "died" if it was running in a process that has ended, as after a kill."""
+        rows = self._rows("SELECT digest, status, claimant FROM cells")
         with self._decoding():
-            return {digest for digest, claimant in rows if from_json(Claimant, claimant).is_alive() is False}
-
-    def labels(self) -> dict[str, str]:
-        return {
-            digest: plain_text(str(label)) for digest, label in self._rows("SELECT digest, label FROM cells") if label
-        }
+            lives = {digest: from_json(Claimant, who).is_alive() for digest, status, who in rows if status == "running"}
+        return {digest: "died" if lives.get(digest) is False else status for digest, status, _ in rows}
 
     def counts(self) -> Counts:
         with self._decoding():
             return Counts(**dict(self._rows("SELECT status, count(*) FROM cells GROUP BY status")))
+
+    def _cells(self, status: Status | None, more: str = "", *, where: Where | None = None) -> list[tuple[Any, ...]]:
+        """Key, label and `more` columns of all cells, or of those in one state, sorted by key."""
+        query = f"SELECT digest, key, label{more} FROM cells WHERE ? IS NULL OR status = ?"
+        found = []
+        with self._reading() as connection:
+            for digest, text, label, *rest in connection.execute(query, (status, status)):
+                with self._decoding():
+                    key = from_json(CellKey, text)
+                if key.digest != digest:
+                    raise damaged(self.path, "a key is not that of its cell")
+                if where is None or where(key):
+                    found.append((key, plain_text(str(label)) if label else key.method, *rest))
+        return sorted(found, key=lambda row: cell_sort_key(row[0]))
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         with self._reading() as connection:
@@ -506,7 +524,7 @@ def _connect(path: Path, address: str) -> sqlite3.Connection:
 
 
 def _publish(temporary: Path, path: Path) -> bool:
-    """Give the finished file its name; False if a file of that name exists, which is not changed."""
+    """Move the finished file to `path`; False if there is a file already, which stays as it is."""
     flush_file(temporary)
     try:
         os.link(temporary, path)  # unlike a rename it never replaces a store that another process has just made
