@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import trust_tta as tt
-from trust_tta.bench import parsing
 from trust_tta.bench.config import RunConfig
 from trust_tta.bench.parsing import read_parts
+from trust_tta.cli import demo
 from trust_tta.cli.main import main
 from trust_tta.data.class_names import segmentation_classes
 from trust_tta.models.checkpoint import Checkpoint
@@ -33,7 +33,7 @@ def test_it_runs_on_what_ships(
         ]
         return [parts[0].changed(methods=parts[0].methods[:2]), parts[1]]
 
-    monkeypatch.setattr(parsing, "read_parts", read_less)
+    monkeypatch.setattr(demo, "read_parts", read_less)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert main(["demo", "--task", "segmentation", "--images", "4", "--out", str(tmp_path / "demo")]) == 0
     assert "Pictures" in (tmp_path / "demo" / "report.html").read_text()

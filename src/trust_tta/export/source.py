@@ -141,8 +141,9 @@ def _from_state(source: ExportSource, state: Mapping[str, Any], books: Mapping[s
             buffers = {name: getattr(norm, ours) for name, norm in norms.items()}
             moved += _load(buffers, used[theirs], "statistics")
     shares = [torch.as_tensor(share).mean() for share in (state["statistics"].get("share") or {}).values()]
-    shift = torch.stack(shares).mean() if shares else None
-    moved += _correct_bias(source.network, state.get("extra") or {}, shift)
+    extra = state.get("extra") or {}
+    shift = torch.stack(shares).mean() if shares else extra.get("network_share", 1.0)
+    moved += _correct_bias(source.network, extra, shift)
     if not moved and state["method"] != "source":
         raise StateError(f"the state of '{state['method']}' changes no weights or statistics; export the network")
     counted = {**state.get("counters", {}), **{key: books[key] for key in ("images", "batches") if key in books}}
@@ -169,7 +170,7 @@ def _used_statistics(norms: Mapping[str, _BatchNorm], statistics: Mapping[str, A
     return used
 
 
-def _correct_bias(network: nn.Module, extra: Mapping[str, Any], shift: Tensor | None) -> int:
+def _correct_bias(network: nn.Module, extra: Mapping[str, Any], shift: Tensor | float) -> int:
     """Subtract tide's estimate of the class bias from the classifier's bias; returns the number of changed tensors.
 
     `shift` () as in `network_bias`.

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -126,6 +126,10 @@ class Method(nn.Module):
         """Adapt on images (n, c, h, w), then return their logits (n, classes)."""
         raise NotImplementedError
 
+    def start_batch(self, images: Tensor) -> None:
+        """Prepare the statistics for images (n, c, h, w), before the first forward over them."""
+        self.statistics.start_batch(images)
+
     def infer(self, images: Tensor) -> Logits:
         """Logits (n, classes) of the present state, for `evaluate`; changes nothing."""
         return self.frozen_logits(images)
@@ -169,7 +173,8 @@ class Method(nn.Module):
         if stochastic_depth:  # cannot be captured in a CUDA graph
             with stochastic_depth_on(self.model, seed=self.counters.forwards - 1):
                 return self._forward(images, order, capture=False)
-        return self._forward(images, order, capture=capture and self.statistics.groups is None)
+        plain = self.statistics.groups is None and self.statistics.trust == 1
+        return self._forward(images, order, capture=capture and plain)
 
     @torch.no_grad()
     def predict(self, images: Tensor, *, order: OrderLike | None = None, capture: bool = True) -> Logits:
@@ -236,7 +241,7 @@ class Method(nn.Module):
                 images = images.clone() if images.is_inference() else images.detach()
                 if getattr(self.options, "episodic", False):
                     self.restore_source()
-                self.statistics.start_batch(images)
+                self.start_batch(images)
                 self.prediction_before, self.finite_steps = None, []
                 outputs = upsample(self.adapt(images).detach())
                 if self.finite_steps:
@@ -258,9 +263,13 @@ class Method(nn.Module):
         with ExitStack() as stack:
             if not (self.stateless and images.device.type == "cpu"):
                 stack.enter_context(self._lock)
-            if include_in_stats:
-                run = partial(self._forward, capture=False)
-                stack.enter_context(self.statistics.including(images, run))
+            if include_in_stats and self.statistics.stream_norms:
+                stack.enter_context(self.statistics.restored())
+                stack.callback(states.set_extra_state, self, states.clone(states.extra_state(self)))
+                stack.callback(setattr, self, "counters", replace(self.counters))
+                self.start_batch(images)
+                with self.statistics.updating():
+                    self._forward(images, capture=False)
             stack.enter_context(self.statistics.frozen(images))
             stack.enter_context(self.network_buffers.restored())
             return upsample(self.infer(images))

@@ -43,9 +43,10 @@ class Statistics(nn.Module):
 
     `norms`: the layers that replaced BatchNorms, by path. `uses_batch`: each batch is normalized by its own statistics.
     `unchanged`: probability () that the batch continues the domain. `groups`: index (n,) of each image's domain in a
-    mixed stream, else None.
+    mixed stream, else None. `trust`: factor of the stream's share in all norms (`set_trust`).
     """
 
+    trust: float
     shift_detector: ShiftDetector | None
     clusters: DomainClusters | None
 
@@ -92,6 +93,7 @@ class Statistics(nn.Module):
         parts = {"domain": self.shift_detector, "clusters": self.clusters}
         self._parts = {name: part for name, part in parts.items() if part is not None}
         self.stream_norms = [norm for norm in self.norms.values() if isinstance(norm, StreamNorm)]
+        self.set_trust(1.0)
         self._observe = GraphedFunction(self._observe_images)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -129,6 +131,20 @@ class Statistics(nn.Module):
             mixed = self.clusters.enqueue(descriptions, detector.variance)
         self.weigh_batch(len(images), samples, unchanged)
         return descriptions, mixed, unchanged
+
+    def set_trust(self, trust: float, *, images: int = 0) -> None:
+        """Set the factor of the stream's share in each norm, and of the weight of the present batch of `images`."""
+        self.trust = trust
+        for norm in self.stream_norms:
+            norm.trust = trust
+            if images:
+                norm.count.fill_(images * self.samples_per_image * trust)
+                norm.batch_weight.copy_(average_weight(norm.previous_images, norm.count))
+
+    def early_distance(self) -> Tensor:
+        """Largest squared distance () of the stream from the source in the first third of the norms."""
+        early = self.stream_norms[: -(-len(self.stream_norms) // 3)]
+        return torch.stack([norm.standard_moments(norm.mean, norm.variance).square().mean() for norm in early]).amax()
 
     @torch.no_grad()
     def weigh_batch(self, images: int, samples: float, unchanged: Tensor) -> None:
@@ -176,18 +192,15 @@ class Statistics(nn.Module):
                 norm.updating, norm.updating_without_grad = flags
 
     @contextmanager
-    def including(self, images: Tensor, run: Callable[[Tensor], Any]) -> Iterator[None]:
-        """Context in which the running statistics include images (n, ...); `run` forwards them through the network."""
-        before, groups = self.state(), self.groups
+    def restored(self) -> Iterator[None]:
+        """Context at whose end the statistics are as at its beginning."""
+        before, groups, trust = self.state(), self.groups, self.trust
         try:
-            if self.stream_norms:
-                self.start_batch(images)
-                with self.updating():
-                    run(images)
             yield
         finally:
             self.load(before)
             self._set_groups(groups)
+            self.set_trust(trust)
 
     def stream_share(self) -> Tensor | None:
         """Mean proportion () of the stream in the statistics of the BatchNorms; None without any."""
@@ -196,6 +209,7 @@ class Statistics(nn.Module):
 
     def restore_source(self) -> None:
         self._set_groups(None)
+        self.set_trust(1.0)
         for part in (*self.norms.values(), *self._parts.values()):
             part.restore_source()
 

@@ -118,6 +118,7 @@ class StreamNorm(AdaptiveNorm):
         self.updating_without_grad = updating_without_grad
         self.mix_source = mix_source and self.has_source
         self.groups: Tensor | None = None
+        self.trust = 1.0  # factor of the stream's share
         for name, group_name in zip(self.STATE, self.GROUP_STATE, strict=True):
             value = getattr(self, name)
             self.register_buffer(group_name, value.expand(TIDE.clusters, *value.shape).clone(), persistent=False)
@@ -165,7 +166,8 @@ class StreamNorm(AdaptiveNorm):
 
     def uses_kernels(self, x: Tensor) -> bool:
         """Whether `with_residual` computes an adapting forward of x (n, channels, ...)."""
-        if not (self.updating and self.groups is None and torch.is_grad_enabled() and can_use_kernels(x)):
+        plain = self.updating and self.groups is None and self.trust == 1
+        if not (plain and torch.is_grad_enabled() and can_use_kernels(x)):
             return False
         tensors = (self.mean, self.weight, self.bias)
         return self.has_source and all(t is not None and t.dtype == torch.float32 for t in tensors)
@@ -266,7 +268,7 @@ class StreamNorm(AdaptiveNorm):
             getattr(self, f"{prefix}image_variance").copy_(between)
             mean, variance, images, image_variance, share = (getattr(self, prefix + name) for name in self.STATE)
             distance = self.standard_moments(mean, variance).square().mean((0, -1))
-            share.copy_(stream_share(distance, image_variance, images / self.samples))
+            share.copy_(stream_share(distance, image_variance, images / self.samples) * self.trust)
 
     def standard_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
         """Means and mean squares (2, ..., channels) in units of the source, 0 where they equal it.

@@ -135,6 +135,6 @@ def test_shift_fades_the_memory(unchanged: float) -> None:
     method.statistics.unchanged = torch.tensor(unchanged)
     found = method.correct_prior(p.log()[None]).memory
     faded = PriorMemory(*(value * unchanged for value in memory))
-    expected = correct_prior(p.log().exp(), faded, shift=method.statistics.stream_share()).memory
+    expected = correct_prior(p.log().exp(), faded, shift=method.shift()).memory
     assert found is not None
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

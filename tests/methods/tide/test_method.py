@@ -124,14 +124,14 @@ def test_an_update_is_as_long_as_the_square_root_of_the_images() -> None:
 
 
 def test_expected_errors_are_the_mean_over_the_last_images_of_the_domain() -> None:
-    """A plain mean at first; then 1,024 images count, and a new domain begins anew."""
+    """A plain mean over the images that the shift detector counts; a new domain begins anew."""
     method: Tide = make("tide", convnet())
     detector = method.statistics.shift_detector
     assert detector is not None
     streams = [stream_of([i % CLASSES for i in range(64)], sureness=s, seed=i)[0] for i, s in enumerate((3, 5, 1, 4))]
     wrong = [float(1 - p.exp().amax(1).mean()) for p in streams]
     expected = [wrong[0], (wrong[0] + wrong[1]) / 2, (sum(wrong[:2]) / 2) * 15 / 16 + wrong[2] / 16, wrong[3]]
-    for images, p, error in zip((64, 128, 5000, 64), streams, expected, strict=True):
+    for images, p, error in zip((64, 128, 1024, 64), streams, expected, strict=True):
         detector.images.fill_(images)
         method.error = method.expected_error(p)
         assert method.error is not None

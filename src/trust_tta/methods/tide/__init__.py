@@ -14,20 +14,28 @@ p_i be the mean probability of the two views of image i, and n the images of the
        a  =  D / (D + 4 V / (n - 1) + 0.02).
 3. **Domain clusters** (`domain_clusters.py`). Where the descriptions of the images vary more than those of one domain,
    k-means finds C = 8 clusters, and each BatchNorm keeps statistics for each of them; else C = 1.
-4. **Class prior** (`class_prior.py`). With the mean b of the centered log-probabilities z_i over the stream, which
+4. **Label shift** (`label_shift.py`). The share r of the unevenness of the predictions that is due to the network,
+
+       r  =  min(1, 2 (1 - kappa) / T)^2 / (1 + (g / 1.8)^16),
+
+   with Cohen's kappa of the two views, the total variation distance T of the predicted classes from even ones, beyond
+   chance, and the likeness g of the mean prediction to that of a single class. With BatchNorm, the predictions for it
+   are made with the source's statistics, while the domain is young or r small; shares a (2) and the weight of images in
+   the statistics are multiplied by r. Without BatchNorm, the bias (5) is, and the step (7).
+5. **Class prior** (`class_prior.py`). With the mean b of the centered log-probabilities z_i over the stream, which
    shows the classes that the network prefers, and the mean prediction pi_i of the neighbors of image i in the stream,
 
        log prediction_i  =  z_i - A a b + w log pi_i + const,        w = c / (c + 0.05),
 
    where a is the share of source mixing with D = |b|^2, V the variance of the z_i, and 0.05 (D + V) in place of 0.02;
-   A is the mean share (2) over the BatchNorms, or 1 without BatchNorm: what a network prefers without a shift is its
+   A is the mean share (2) over the BatchNorms, or r without BatchNorm: what a network prefers without a shift is its
    own; and c is the autocorrelation of the predictions along the stream, less what chance gives. pi is found by
    expectation maximization. In a mixed stream, b is that of the image's cluster.
-5. **Loss**. The mutual information of images and classes, L = - 1/n sum_i KL(p_i || q), for the geometric mean p_i of
+6. **Loss**. The mutual information of images and classes, L = - 1/n sum_i KL(p_i || q), for the geometric mean p_i of
    the views and the mean prediction q of the stream. Classes of pixels are too uneven for it: segmentation minimizes
    the class confusion (Jin et al., ECCV 2020).
-6. **Step**. Adam gives a step s for the N weights; with the expected error rate e of the domain, and with the mean
-   share A over the BatchNorms (2), or the share a of the bias (4) without BatchNorm,
+7. **Step**. Adam gives a step s for the N weights; with the expected error rate e of the domain, and with the mean
+   share A over the BatchNorms (2), or the share a of the bias (5) without BatchNorm,
 
        theta  <-  theta + s (1 - w) A (1 - e) sqrt(n / 128 C) sqrt(2^19 / max(N, 2^14))
        theta  <-  theta + (1 - (1 - source_decay)^(n/128)) (theta_source - theta).

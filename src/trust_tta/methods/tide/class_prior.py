@@ -54,15 +54,14 @@ class Corrected(NamedTuple):
     weight: Tensor
 
 
-def network_bias(scores: Tensor, spread: Tensor, shift: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
+def network_bias(scores: Tensor, spread: Tensor, shift: Tensor | float = 1.0, groups: Tensor | None = None) -> Tensor:
     """Bias (1 or n, classes) in the network's log-probabilities, from `scores` and `spread` of a `PriorMemory`.
 
-    `shift` (): evidence of a shift, without which a preference is the network's own; None where nothing measures it.
-    `groups` (n,): the domain of each image of a mixed stream.
+    `shift` (): evidence that a preference is due to a shift, and not to the labels or the network's own. `groups` (n,):
+    the domain of each image of a mixed stream.
     """
     mean = scores / spread[:, 1:].clamp_min(1e-6)
-    share = bias_share(scores, spread) if shift is None else bias_share(scores, spread) * shift
-    bias = mean * share[:, None]
+    bias = mean * (bias_share(scores, spread) * shift)[:, None]
     return bias[:1] if groups is None else bias[1 + groups]
 
 
@@ -81,21 +80,31 @@ def bias_share(scores: Tensor, spread: Tensor) -> Tensor:
 
 
 def correct_prior(
-    p: Tensor, memory: PriorMemory, *, shift: Tensor | None = None, groups: Tensor | None = None
+    p: Tensor,
+    memory: PriorMemory,
+    *,
+    shift: Tensor | float = 1.0,
+    weight: Tensor | float = 1.0,
+    groups: Tensor | None = None,
 ) -> Corrected:
-    """Correct the probabilities p (n, classes) of consecutive images; `shift` and `groups` as in `network_bias`."""
+    """Correct the probabilities p (n, classes) of consecutive images; `shift` and `groups` as in `network_bias`.
+
+    `weight` (): of these images in the bias.
+    """
     parts = []
-    weight = p.new_zeros(())
+    prior_weight = p.new_zeros(())
     domains = [None] * len(p) if groups is None else groups.split(_CHUNK)
     for chunk, domain in zip(p.split(_CHUNK), domains, strict=False):
-        corrected, memory, weight = _correct_chunk(chunk, memory, shift, domain)
+        corrected, memory, prior_weight = _correct_chunk(chunk, memory, shift, weight, domain)
         parts.append(corrected)
-    return Corrected(torch.cat(parts), memory, weight)
+    return Corrected(torch.cat(parts), memory, prior_weight)
 
 
-def _correct_chunk(p: Tensor, memory: PriorMemory, shift: Tensor | None, groups: Tensor | None) -> Corrected:
+def _correct_chunk(
+    p: Tensor, memory: PriorMemory, shift: Tensor | float, image_weight: Tensor | float, groups: Tensor | None
+) -> Corrected:
     count = len(p)
-    kept = 2 ** (-count / TIDE.marginal_memory)
+    kept = 2 ** (-count / TIDE.stream_memory)
     marginal = memory.marginal * kept + p.sum(0)
     mean = marginal / marginal.sum()
     log_p = p.clamp_min(_MIN_P).log()
@@ -104,6 +113,7 @@ def _correct_chunk(p: Tensor, memory: PriorMemory, shift: Tensor | None, groups:
     rows[:, 0] = 1
     if groups is not None:
         rows[:, 1:] = F.one_hot(groups, TIDE.clusters)
+    rows = rows * image_weight
     kept_rows = kept * torch.cat([rows.new_ones(1), rows.new_full((TIDE.clusters,), float(groups is not None))])
     squares = logits.square().mean(1)
     scores = memory.scores * kept_rows[:, None] + rows.T @ logits
@@ -116,8 +126,7 @@ def _correct_chunk(p: Tensor, memory: PriorMemory, shift: Tensor | None, groups:
     pairs = past.sum(1, keepdim=True)
     covariance = ((past - pairs * mean) * p).sum()
     equal = (pairs * (p - mean) * p).sum()
-    fade = 2 ** (-count / TIDE.domain_images)
-    agreement = memory.agreement * fade + torch.stack([covariance, equal, pairs.sum()])
+    agreement = memory.agreement * kept + torch.stack([covariance, equal, pairs.sum()])
     chance = 4 * (2 * mean.square().sum() / agreement[2].clamp_min(1e-6)).sqrt()  # two standard errors, shared images
     correlation = (agreement[0] / agreement[1].clamp_min(1e-6)).clamp_max(1)
     excess = (correlation - chance).clamp_min(0)

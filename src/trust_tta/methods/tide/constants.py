@@ -28,15 +28,17 @@ class TideConstants:
 
     # Class prior
     clean_bias: float = 0.05  # squared mean log-probability of a class on clean images, over the mean square
-    marginal_memory: float = 4096.0  # of the mean prediction, cut at shifts
     correlation_scale: float = 0.05  # autocorrelation of predictions at which the local prior counts half
+
+    # Label shift
+    view_errors: float = 2.0  # errors for each disagreement of two views beyond chance
+    one_class: float = 1.8  # ratio of squared cosines: 2.1 to 3.3 for one class, at most 1.6 under covariate shifts
+    early_distance: float = 0.1  # of the first norms: 0.01 to 0.07 for one class; where noise hides classes, 0.2 to 0.6
 
     # Learning
     weights: float = 2.0**19  # adapted weights for which `lr` is stated: steps have the same length in all networks
     min_weights: float = 2.0**14  # with fewer, steps are shorter: long ones damage the norms of a ResNet
-    domain_images: float = 1024.0  # over which feature variances, label correlations and errors are averaged
     shift_decay: float = 0.5  # fraction of the learned change undone when a domain ends: half of it helps other domains
-    unknown_shift: float = 0.5  # evidence of a shift where nothing measures it: segmentation without BatchNorm
 
 
 TIDE = TideConstants()

@@ -62,7 +62,7 @@ class DomainClusters(StateModule):
         if not began:
             self._start(self.queue[-min(_QUEUE, int(self.seen)) :])
         else:
-            self.weight.mul_(2 ** (-len(descriptions) / TIDE.marginal_memory))
+            self.weight.mul_(2 ** (-len(descriptions) / TIDE.stream_memory))
             self._step(descriptions)
         return self.nearest(descriptions)
 

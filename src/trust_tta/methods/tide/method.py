@@ -21,9 +21,12 @@ from trust_tta.methods.state import Array, Spec
 from trust_tta.methods.statistics import Statistics, StatisticsKind
 from trust_tta.methods.tide.class_prior import PriorMemory, bias_share, correct_prior, network_bias
 from trust_tta.methods.tide.constants import TIDE
+from trust_tta.methods.tide.label_shift import LabelMemory, add_views, class_logits, network_share
 from trust_tta.ops.segmentation_logits import CoarseLogits, Logits, apply_in_chunks
 from trust_tta.schema import Fraction, Rate
 
+MIN_TRUST = 0.01  # averages of images without weight are undefined
+MIN_MANY = 0.9  # `network_share` of a stream of many classes
 _MIN_LOG_P = math.log(1e-12)
 _REMOVED = ("loss", "temperature")
 _RENAMED = {
@@ -84,7 +87,8 @@ class Prediction(NamedTuple):
 class Tide(Learner):
     """tide, by the equations of `tide/__init__.py`.
 
-    State besides weights and statistics, None before the first batch: the entries of `PriorMemory`, and `error` (), the
+    State besides weights and statistics, None before the first batch: the entries of `PriorMemory` and `LabelMemory`;
+    `network_share` (), that of the network, and not the labels, in how uneven its predictions are; and `error` (), the
     expected error rate of the domain.
     """
 
@@ -97,7 +101,12 @@ class Tide(Learner):
     spread: Tensor | None
     window: Tensor | None
     agreement: Tensor | None
+    votes: Tensor | None
+    log_p: Tensor | None
+    evidence: Tensor | None
+    network_share: Tensor | None
     error: Tensor | None
+    _class_rows: tuple[Tensor, Tensor] | None = None  # made for the first batch
 
     def make_statistics(self) -> Statistics:
         return Statistics(
@@ -116,10 +125,13 @@ class Tide(Learner):
             "spread": Array((rows, 2), least=0),
         }
         local = {"window": Array((2, None), least=0), "agreement": Array((3,))}
-        return {**prior, **local, "error": Array((), least=0, most=1)}
+        labels = {"votes": Array((2, None), least=0), "log_p": Array((None,)), "evidence": Array((3,), least=0)}
+        rates: dict[str, Spec] = {name: Array((), least=0, most=1) for name in ("network_share", "error")}
+        return {**prior, **local, **labels, **rates}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        found = {state["extra"][name].shape[-1] for name in ("marginal", "scores", "window") if name in state["extra"]}
+        names = ("marginal", "scores", "window", "votes", "log_p")
+        found = {state["extra"][name].shape[-1] for name in names if name in state["extra"]}
         if len(found) > 1:
             raise StateError(
                 f"the state does not fit: its class prior is of {sorted(found)} classes; one number is wanted"
@@ -134,16 +146,25 @@ class Tide(Learner):
             state = {**state, "extra": {name: value for name, value in extra.items() if name != "confusion"}}
         super().load_state_dict(state)
 
+    def start_batch(self, images: Tensor) -> None:
+        super().start_batch(images)
+        if (labels := self.label_memory()) is not None:  # the domain may be a new one
+            self.votes, self.log_p, self.evidence = (value * self.statistics.unchanged for value in labels)
+        if self.statistics.stream_norms:
+            self.trust_statistics(images)
+
     def adapt(self, images: Tensor) -> Logits:
-        """Steps 4 to 6 of the equations; `Statistics.start_batch` and the BatchNorms do steps 1 to 3."""
+        """Steps 5 to 7 of the equations; `start_batch` and the BatchNorms do those before."""
         unchanged = self.statistics.unchanged  # 1 - d
         self.weights.load(self.weights.snapshot().lerp(self.weights.source_vector, TIDE.shift_decay * (1 - unchanged)))
         self.weights.fade_optimizer_state(unchanged)
         mirror = self.options.views == "mirror"
         forward = partial(self.logits, stochastic_depth=self.options.stochastic_depth)
-        for _ in range(self.options.steps):
+        for step in range(self.options.steps):
             self.counters.forwards += mirror  # counted in forwards over the batch
             views = forward_views(forward, images, mirror=mirror)
+            if step == 0 and not self.statistics.stream_norms:
+                self.network_share = self.compare_views(views.detach())
             prediction = self.correct_prior(views.detach())
             error = self.expected_error(prediction.log_p)
             pace = self.pace(error, prediction.bias_share) * (1 - prediction.weight)
@@ -158,6 +179,44 @@ class Tide(Learner):
             self.marginal, self.scores, self.spread, self.window, self.agreement = prediction.memory
         return prediction.log_p
 
+    def label_memory(self) -> LabelMemory | None:
+        """The entries of `LabelMemory`; None before the first batch, and for pixels."""
+        if self.votes is None or self.log_p is None or self.evidence is None:
+            return None
+        return LabelMemory(self.votes, self.log_p, self.evidence)
+
+    def compare_views(self, views: Logits) -> Tensor:
+        """`network_share` () with the views (views, n, classes) of a batch; 1 for pixels, always of uneven classes."""
+        if isinstance(views, CoarseLogits) or views.dim() > 3:
+            return self.weights.vector.new_ones(())
+        if self._class_rows is None or self._class_rows[0].device != views.device:
+            self._class_rows = class_logits(self.model, views.shape[2])
+        memory = add_views(self.label_memory() or LabelMemory.empty(views[0]), views, self._class_rows)
+        self.votes, self.log_p, self.evidence = memory
+        return network_share(memory, self._class_rows, mirror=self.options.views == "mirror")
+
+    def trust_statistics(self, images: Tensor) -> None:
+        """Let the BatchNorms follow the stream as far as the labels are not the reason why it differs.
+
+        While the domain is young, or has few classes, the network also predicts with the source's statistics: with the
+        stream's, a class that is alone looks like many. Noise may leave one class there, too, but shows in the first
+        norms.
+        """
+        statistics, mirror = self.statistics, self.options.views == "mirror"
+        statistics.set_trust(1.0)
+        if getattr(self.model, "dense", False):
+            return
+        if self.evidence is not None and self.network_share is not None:
+            old, many = self.evidence[0] >= 2 * TIDE.unit, self.network_share > MIN_MANY
+            if bool(old & many):
+                return
+        statistics.set_trust(0.0)
+        self.counters.forwards += mirror
+        labels = self.compare_views(forward_views(self.observe_statistics, images, mirror=mirror))
+        early = (statistics.early_distance() / TIDE.early_distance) ** 4
+        self.network_share = labels.maximum((early / (1 + early)).to(labels))
+        statistics.set_trust(max(float(self.network_share), MIN_TRUST), images=len(images))
+
     def correct_prior(self, views: Logits) -> Prediction:
         """Prediction from the views (views, n, classes, ...): their mean probability, corrected by the class prior.
 
@@ -170,11 +229,12 @@ class Tide(Learner):
         known = [value for name in PriorMemory._fields if (value := getattr(self, name)) is not None]
         memory = PriorMemory(*known) if len(known) == len(PriorMemory._fields) else PriorMemory.empty(p)
         memory = PriorMemory(*(value * self.statistics.unchanged for value in memory))  # the domain may be a new one
-        corrected = correct_prior(p, memory, shift=self.statistics.stream_share(), groups=self.statistics.groups)
+        network = p.new_ones(()) if self.network_share is None else self.network_share.to(p)
+        corrected = correct_prior(p, memory, shift=self.shift(), weight=network, groups=self.statistics.groups)
         if not self.options.correct_prior:  # the loss needs the marginal
             unbiased = corrected.memory._replace(scores=torch.zeros_like(corrected.memory.scores))
             return Prediction(p.log(), unbiased, p.new_zeros(()), None)
-        share = bias_share(corrected.memory.scores, corrected.memory.spread)[0]
+        share = bias_share(corrected.memory.scores, corrected.memory.spread)[0] * network
         return Prediction(corrected.p.log(), corrected.memory, corrected.weight, share)
 
     def expected_error(self, log_p: Logits) -> Tensor:
@@ -183,24 +243,33 @@ class Tide(Learner):
         detector = self.statistics.shift_detector
         if self.error is None or detector is None:
             return now
-        images = detector.images.clamp(log_p.shape[0], max(TIDE.domain_images, log_p.shape[0]))
-        return self.error.lerp(now, log_p.shape[0] / images)
+        return self.error.lerp(now, log_p.shape[0] / detector.images.clamp_min(log_p.shape[0]))
+
+    def shift(self) -> Tensor | float:
+        """Evidence () that a preference for classes is due to a shift: the share of the stream in the BatchNorms.
+
+        Without BatchNorm, `network_share`.
+        """
+        share = self.statistics.stream_share()
+        if share is None:
+            return 1.0 if self.network_share is None else self.network_share
+        return share
 
     def pace(self, error: Tensor, bias_share: Tensor | None) -> Tensor:
         """Factor () of the step: the evidence of a shift, times the expected rate of correct predictions.
 
         The evidence is the stream's share in the BatchNorm statistics; without BatchNorm, that of bias in the mean
-        log-probabilities.
+        log-probabilities; without either, as for pixels, the expected error.
         """
         if not self.options.step_scaling:
             return error.new_ones(())
         share = self.statistics.stream_share()
         if share is None:
-            share = error.new_full((), TIDE.unknown_shift) if bias_share is None else bias_share
+            share = error if bias_share is None else bias_share
         return share.to(error) * (1 - error)
 
     def update_weights(self, views: Logits, prediction: Prediction, images: int, *, pace: Tensor) -> None:
-        """Step 6 of the equations: one step of Adam, `pace` () times as long, then decay towards the source."""
+        """Step 7 of the equations: one step of Adam, `pace` () times as long, then decay towards the source."""
         start = self.weights.snapshot()
         marginal = None if prediction.memory is None else prediction.memory.marginal
         finite = self.step(adaptation_loss(mean_log_probability(views), marginal))
@@ -215,8 +284,7 @@ class Tide(Learner):
         """Log-probabilities (n, classes, ...) for even classes, of the state as it is."""
         views = forward_views(self.frozen_logits, images, mirror=self.options.views == "mirror")
         if isinstance(views, Tensor) and self.scores is not None and self.spread is not None:
-            shift = self.statistics.stream_share()
-            views = views - network_bias(self.scores, self.spread, shift, self.statistics.groups)
+            views = views - network_bias(self.scores, self.spread, self.shift(), self.statistics.groups)
         return log_mean_probability(views, least=_MIN_LOG_P)
 
 

@@ -81,7 +81,7 @@ class ShiftDetector(StateModule):
         self.images.copy_(count / share)
         apart = (features - self.recent).square().mean(0)
         self.spread.lerp_(apart, (1 - change) * count / (self.spread_images + count))
-        self.spread_images.add_(count).clamp_max_(TIDE.domain_images)
+        self.spread_images.add_(count).clamp_max_(TIDE.stream_memory)
         return change
 
 
