@@ -7,6 +7,7 @@ import os
 import tempfile
 import warnings
 from pathlib import Path
+from typing import ClassVar
 
 from triton import knobs
 from triton.runtime.cache import FileCacheManager
@@ -22,6 +23,8 @@ def use_fallback() -> None:
 
 class FallbackCache(FileCacheManager):  # type: ignore[misc]
     """Triton's cache, whose files go to a folder of this process where its own cannot be written."""
+
+    fallback: ClassVar[str] = ""  # that folder, if not a new one
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         try:
@@ -41,14 +44,18 @@ class FallbackCache(FileCacheManager):  # type: ignore[misc]
     def _move(self, key: str, error: OSError) -> None:
         """Use the folder of this process from now on."""
         _warn_once(knobs.cache.dir, error.strerror or str(error))
-        folder = Path(_temporary_folder().name, key)
+        folder = Path(self.fallback or temporary_folder(), key)
         folder.mkdir(exist_ok=True)
         self.cache_dir, self.lock_path = str(folder), os.path.join(folder, "lock")
 
 
-@functools.cache
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+def temporary_folder() -> str:
     """A folder that is removed at the end of this process."""
+    return _make_folder().name
+
+
+@functools.cache
+def _make_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="trust-tta-triton-")
 
 
