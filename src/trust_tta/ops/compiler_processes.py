@@ -40,13 +40,14 @@ class CompilerProcesses:
 
     def __init__(self, count: int, fallback: str) -> None:
         self.idle: SimpleQueue[Connection | None] = SimpleQueue()  # None: a worker that was given up
+        self.answered = False
         pipes = [Pipe() for _ in range(count)]
         theirs = [pipe.fileno() for _, pipe in pipes]
         command = [sys.executable, "-P", "-W", "ignore", "-m", __name__, knobs.cache.dir, fallback, *map(str, theirs)]
         self.process: subprocess.Popen[bytes] | None = None
         # An application with Python inside would start itself again.
         with suppress(OSError):
-            if Path(sys.executable).name.startswith("python"):
+            if Path(sys.executable or "").name.startswith("python"):
                 self.process = subprocess.Popen(
                     command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, pass_fds=theirs,
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -67,19 +68,20 @@ class CompilerProcesses:
             if not worker.poll(MAX_SECONDS):
                 raise TimeoutError
             worker.recv_bytes()
+            self.answered = True
         except Exception:  # whatever it was, the caller compiles the kernel
             worker = None
         finally:
             self.idle.put(worker)
 
     def close(self) -> None:
-        """End the workers, upon which the process that has forked them ends, too."""
+        """End the workers, upon which the process that has forked them ends, too; before the first answer, kill it."""
         while not self.idle.empty():
             with suppress(Exception), self.idle.get() as worker:
                 worker.send_bytes(b"")
         if self.process is not None:
             try:
-                self.process.wait(timeout=0.5)
+                self.process.wait(timeout=0.5 if self.answered else 0)
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
