@@ -29,7 +29,7 @@ from triton import knobs
 from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
-MAX_SECONDS = 120  # after which a worker is given up
+MAX_SECONDS = 60  # after which a worker is given up
 
 
 class CompilerProcesses:
