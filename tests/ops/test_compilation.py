@@ -31,9 +31,10 @@ needs_processes = pytest.mark.skipif(vars(compilation)["AsyncCompileMode"] is No
 def passes(cache: Path, *python: Path) -> list[str]:
     """The lines of `compile_ahead.py`."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
-    command = [sys.executable, "-m", "tests.ops.compile_ahead", *map(str, python)]
+    command = [sys.executable, "-W", "error::ResourceWarning", "-m", "tests.ops.compile_ahead", *map(str, python)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "Error" not in done.stderr, done.stderr[-2000:]
     return done.stdout.splitlines()
 
 

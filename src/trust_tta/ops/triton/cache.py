@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
+import shutil
 import tempfile
 import warnings
 from pathlib import Path
@@ -49,14 +51,12 @@ class FallbackCache(FileCacheManager):  # type: ignore[misc]
         self.cache_dir, self.lock_path = str(folder), os.path.join(folder, "lock")
 
 
+@functools.cache
 def temporary_folder() -> str:
     """A folder that is removed at the end of this process."""
-    return _make_folder().name
-
-
-@functools.cache
-def _make_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="trust-tta-triton-")
+    folder = tempfile.mkdtemp(prefix="trust-tta-triton-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @functools.cache
