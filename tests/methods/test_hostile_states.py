@@ -24,7 +24,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in lis
 
 # Their lengths are those of the classes, of the features and of the stream.
 FREE = (
-    "mean_prediction", "mean_features", "told", "marginal", "scores", "spread", "window", "agreement", "log_p", "votes", "evidence",
+    "mean_prediction", "mean_features", "told", "marginal", "scores", "spread", "window", "agreement", "log_p", "votes",
+    "evidence",
     "network_share", "error", "class_probs", "images", "kept", "entropies", "coreset",
 )  # fmt: skip
 

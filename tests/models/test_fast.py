@@ -155,14 +155,14 @@ def test_changes_that_need_another_capture(change: Callable[[VMamba], None]) -> 
     model = make()
     fast = tt.fast(model)
     assert fast._can_be_captured()
-    before = list(fast._shape)
+    before = list(fast._fingerprint)
     assert fast._can_be_captured()
-    assert fast._shape == before
+    assert fast._fingerprint == before
     change(model)
     allowed = fast._can_be_captured()
     assert allowed == (change is not _add_hook)
     if allowed:
-        assert (fast._shape == before) == (change in (_update, _load, _move_statistics))
+        assert (fast._fingerprint == before) == (change in (_update, _load, _move_statistics))
 
 
 @pytest.mark.gpu

@@ -1,7 +1,7 @@
-"""Compile a few kernels side by side for an H100, without a GPU: `python -m tests.ops.compile_ahead`.
+"""Compile a few kernels side by side for an H100, without a GPU: `python -m tests.ops.compile_ahead [PYTHON]`.
 
-Prints for each of four passes how many kernels were compiled, how many were read from the folder, and how many of
-these in the main thread, which launches none of them.
+Prints for each of four passes how many kernels this process compiled, how many it read from the folder, and how many of
+these in the main thread, which launches none of them. PYTHON: the interpreter of the processes that compile.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def forget() -> None:
 MAIN = threading.get_ident()
 
 if __name__ == "__main__":
+    sys.executable = next(iter(sys.argv[1:]), sys.executable)
     driver.set_active(Driver())
     knobs.compilation.listener = lambda *, cache_hit, **_: seen.append((cache_hit, threading.get_ident()))
     run = JITFunction.run

@@ -76,10 +76,9 @@ def compile_scans() -> None:
             y, saved = ss2d.scan_map_forward(x, directions, parameters)
             for train in (True, False):
                 ss2d.scan_map_backward(y, x, directions, saved, train_projections=train, train_scan=train)
-        for maps in (y, y.repeat(32, 1, 1, 1)):  # few tiles and many
-            norm, merged, mean, scale = cross_scan_merge.merge_norm(maps, side, side, weight, weight, 1e-5)
-            for train in (True, False):
-                cross_scan_merge.merge_norm_backward(norm, merged, mean, scale, weight, train=train)
+        norm, merged, mean, scale = cross_scan_merge.merge_norm(y, side, side, weight, weight, 1e-5)
+        for train in (True, False):
+            cross_scan_merge.merge_norm_backward(norm, merged, mean, scale, weight, train=train)
 
 
 def compile_sequences() -> None:

@@ -42,7 +42,7 @@ def test_by_the_statistics_of_the_batch(
     shape: tuple[int, ...], programs: int, dtype: torch.dtype, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The values, both gradients of the map at once, and those of the weights; over several blocks and over one."""
-    monkeypatch.setattr(batch_norm_ops, "can_use_one_kernel", lambda x: way == "one-kernel")
+    monkeypatch.setattr(batch_norm_ops, "is_small", lambda x: way == "one-kernel")
     monkeypatch.setattr(triton_norm, "PROGRAMS", programs)
     monkeypatch.setattr(triton_norm, "ELEMENTS", 512)
     x, weight, bias = maps(*shape, seed=0, dtype=dtype), normal(shape[1], seed=1), normal(shape[1], seed=2)
@@ -172,7 +172,7 @@ def test_statistics_of_a_stream(mix_source: bool, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("way", ["several-kernels", "one-kernel"])
 def test_output_may_be_modified_in_place(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Residual networks do `out = norm(x); out += identity; relu_(out)`."""
-    monkeypatch.setattr(batch_norm_ops, "can_use_one_kernel", lambda x: way == "one-kernel")
+    monkeypatch.setattr(batch_norm_ops, "is_small", lambda x: way == "one-kernel")
     x, identity = (maps(2, 20, 5, 3, seed=seed, dtype=torch.float32) - 5 for seed in (0, 1))
     weight, bias = normal(20, seed=2), normal(20, seed=3)
     leaves = [t.requires_grad_() for t in (x, weight, bias)]

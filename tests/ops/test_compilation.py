@@ -25,22 +25,48 @@ from trust_tta.ops import cuda_graphs  # noqa: E402
 from trust_tta.ops.cuda_graphs import GraphedNetwork  # noqa: E402
 from trust_tta.ops.triton import compilation  # noqa: E402
 
+needs_processes = pytest.mark.skipif(vars(compilation)["AsyncCompileMode"] is None, reason="Triton before 3.5")
 
-@pytest.mark.skipif(vars(compilation)["AsyncCompileMode"] is None, reason="Triton before 3.5")
-def test_kernels_are_compiled_in_threads_and_once(tmp_path: Path) -> None:
-    """At the first pass, not at the second; from the folder in a new process, unless a note says they are there."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ops.compile_ahead"], env=environment, capture_output=True, text=True
-    )
+
+def passes(cache: Path, *python: Path) -> list[str]:
+    """The lines of `compile_ahead.py`."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-W", "error::ResourceWarning", "-m", "tests.ops.compile_ahead", *map(str, python)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    first, second, restarted, noted = done.stdout.splitlines()
-    assert first.startswith("compiled 4, cached 0")
+    assert "Error" not in done.stderr, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+@needs_processes
+def test_kernels_are_compiled_in_processes_and_once(tmp_path: Path) -> None:
+    """At the first pass, not at the second; from the folder in a new process, unless a marker says they are there."""
+    first, second, restarted, marked = passes(tmp_path)
+    assert first.startswith("compiled 0, cached 4")
     assert second.startswith("compiled 0, cached 0")
     assert restarted.startswith("compiled 0, cached 4")
-    assert noted.startswith("compiled 0, cached 0")
+    assert marked.startswith("compiled 0, cached 0")
     for line in (first, second, restarted):
         assert line.endswith("in the main thread 0, kept {'CompiledKernel'}")
+
+
+@needs_processes
+def test_folder_that_cannot_be_made_is_replaced_for_the_processes(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_bytes(b"")
+    assert passes(blocked / "cache")[0].startswith("compiled 0, cached 4")
+
+
+@needs_processes
+@pytest.mark.parametrize("name", ["application", "python-that-ends", "python-that-is-missing"])
+def test_without_processes_threads_compile(name: str, tmp_path: Path) -> None:
+    python = tmp_path / name
+    if name != "python-that-is-missing":
+        python.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+        python.chmod(0o755)
+    lines = passes(tmp_path / "cache", python)
+    assert lines[0] == "compiled 4, cached 0, in the main thread 0, kept {'CompiledKernel'}"
+    assert (tmp_path / "started").exists() == (name == "python-that-ends")
 
 
 @pytest.fixture

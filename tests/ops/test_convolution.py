@@ -126,8 +126,26 @@ def test_nothing_is_read_outside_the_map() -> None:
     torch.testing.assert_close(convolve(x, weight, None, 2, 1), F.conv2d(x.contiguous(), weight, None, 2, 1))
 
 
+@pytest.mark.parametrize(("size", "stride", "padding"), [(3, 2, 1), (5, 4, 1), (3, 1, 1), (2, 1, 1)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_channel_of_ones_brings_the_bias(size: int, stride: int, padding: int, with_bias: bool) -> None:
+    """(2, 1, 1): no place of the kernel is always inside the image."""
+    layer = FirstConv2d(3, 6, size, stride=stride, padding=padding, bias=with_bias).double()
+    for shape in ((2, 3, 9, 8), (1, 3, 5, 5), (1, 3, 6, 7)):
+        x = torch.randn(shape, dtype=torch.float64).to(memory_format=torch.channels_last).requires_grad_()
+        leaves = [x, *layer.parameters()]
+        padded, plain = layer.convolve_padded(x, layer.weight, 5), layer(x)
+        assert padded.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(padded, plain)
+        dy = torch.randn_like(plain)
+        for found, wanted in zip(
+            torch.autograd.grad(padded, leaves, dy), torch.autograd.grad(plain, leaves, dy), strict=True
+        ):
+            torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.gpu
-def test_channels_of_zeros_change_nothing() -> None:
+def test_padding_of_channels_changes_nothing() -> None:
     torch.manual_seed(0)
     layer = FirstConv2d(3, 48, 3, stride=2, padding=1).cuda()
     x = torch.randn(4, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)

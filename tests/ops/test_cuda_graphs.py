@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any
@@ -52,6 +54,20 @@ def test_no_graph_is_captured_on_a_cpu() -> None:
     for images in batches(3, device="cpu"):
         method(images)
     assert method._forward.graphed.graphs == {}
+
+
+def test_given_gradient_flows_back_without_slow_imports() -> None:
+    code = """
+import sys, torch
+from trust_tta.ops.cuda_graphs import gradients
+used, unused, dy = torch.randn(3, requires_grad=True), torch.randn(2, requires_grad=True), torch.randn(3)
+given, nothing = gradients(used.tanh(), [used, unused], dy)
+assert nothing is None
+assert "sympy" not in sys.modules
+assert torch.equal(given, *torch.autograd.grad(used.tanh(), used, dy))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_network_without_orders_is_called_directly() -> None:

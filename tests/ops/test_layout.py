@@ -64,10 +64,8 @@ def test_silu_and_its_derivative_on_the_way(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("offset", [0.0, 1000.0], ids=["centred", "far-from-zero"])
-@pytest.mark.parametrize("few", [0, 64], ids=["one-kernel", "two-kernels"])
 @pytest.mark.usefixtures("nan_empty")
-def test_merge_norm(shape: tuple[int, ...], offset: float, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_scan_merge, "MIN_TILES", few)
+def test_merge_norm(shape: tuple[int, ...], offset: float) -> None:
     b, c, h, w = shape
     draw = torch.Generator().manual_seed(3)
     y = torch.randn(b, 2, c, h * w, generator=draw) + offset

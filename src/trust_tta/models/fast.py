@@ -33,8 +33,8 @@ class Fast(nn.Module):
         self.training = False
         self._lock = threading.Lock()
         self._parts: list[nn.Module] = []
-        self._inner: list[Hashable] = []
-        self._shape: list[Any] = []
+        self._children: list[Hashable] = []
+        self._fingerprint: list[Any] = []
         self._graphed: GraphedNetwork | None = None
 
     @torch.no_grad()
@@ -62,20 +62,20 @@ class Fast(nn.Module):
 
     def _can_be_captured(self) -> bool:
         """Whether the forward pass may be captured; drops graphs of a network that has changed."""
-        inner = [child for module in self._parts for child in module._modules.values()]
-        if not self._parts or inner != self._inner:
+        children = [child for module in self._parts for child in module._modules.values()]
+        if not self._parts or children != self._children:
             self._parts = [self.model, *list(self.model.modules())[1:]]  # the first may be a weak reference
-            self._inner = [child for module in self._parts for child in module._modules.values()]
-        shape: list[Any] = [*map(id, self._parts), *allowed_tf32(), torch.backends.cudnn.enabled]
-        shape.append(torch.are_deterministic_algorithms_enabled())
+            self._children = [child for module in self._parts for child in module._modules.values()]
+        fingerprint: list[Any] = [*map(id, self._parts), *allowed_tf32(), torch.backends.cudnn.enabled]
+        fingerprint.append(torch.are_deterministic_algorithms_enabled())
         for module in self._parts:
             if module.training or module._forward_hooks or module._forward_pre_hooks:
                 return False
             for tensors in (module._parameters, module._buffers):
-                shape += [None if t is None else (t.data_ptr(), t.shape, t.dtype) for t in tensors.values()]
-            shape.append(module.__dict__.get("backend"))
-        if shape != self._shape:
-            self._shape, self._graphed = shape, None
+                fingerprint += [None if t is None else (t.data_ptr(), t.shape, t.dtype) for t in tensors.values()]
+            fingerprint.append(module.__dict__.get("backend"))
+        if fingerprint != self._fingerprint:
+            self._fingerprint, self._graphed = fingerprint, None
         return True
 
     @property

@@ -35,7 +35,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         if self.backend not in FUSED_BACKENDS or not self.affine:
             return False
         if self.running_mean is None or self.running_var is None:
-            return can_use_kernels(x) or can_use_one_kernel(x)
+            return can_use_kernels(x) or is_small(x)
         return not self.training and not torch.is_grad_enabled() and can_use_kernels(x)
 
 
@@ -53,7 +53,7 @@ def can_use_kernels(x: Tensor) -> bool:
     return x.numel() >= MIN_ELEMENTS and _fits(x)
 
 
-def can_use_one_kernel(x: Tensor) -> bool:
+def is_small(x: Tensor) -> bool:
     """Whether x (b, c, h, w) is small enough to be normalized by its own statistics in one kernel."""
     return x.numel() < MIN_ELEMENTS and _fits(x) and 1 < x.numel() // x.shape[1] <= MAX_SMALL_ROWS
 
@@ -110,7 +110,7 @@ def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, known: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
     """x and x normalized by batch statistics, differentiated through them; `known`: mean and variance, if computed."""
-    if known is None and not can_use_one_kernel(x):
+    if known is None and not is_small(x):
         known = moments(x)
     same, y = _BatchNorm.apply(x, weight, bias, known, eps)  # type: ignore[no-untyped-call]
     return same, y
@@ -125,7 +125,7 @@ def follow_stream(
     `batch`: mean and variance (c,), and the variance () between its images. `stream`, a `triton_norm.StreamStatistics`,
     is moved by the batch. `mixing`: k^2 and T of `source_mixing.py`; None: do not mix with the source.
     """
-    given = (*affine, batch, stream, mixing, eps, -1 / half_life)
+    given = (*affine, batch, stream, mixing, eps, half_life)
     weight, bias = _FollowStream.apply(*given)  # type: ignore[no-untyped-call]
     return weight, bias
 
@@ -181,9 +181,9 @@ class _BatchNorm(torch.autograd.Function):
 class _FollowStream(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, bias: Tensor, batch: Any, stream: Any, errors: float | None, eps: float, fading: float
+        ctx: Any, weight: Tensor, bias: Tensor, batch: Any, stream: Any, mixing: Any, eps: float, half_life: float
     ) -> tuple[Tensor, Tensor]:
-        made = triton_norm().follow_stream(batch, stream, (weight, bias), errors, eps, fading)
+        made = triton_norm().follow_stream(batch, stream, (weight, bias), mixing, eps, -1 / half_life)
         ctx.save_for_backward(weight, made[2])
         return made[0], made[1]
 

@@ -75,9 +75,21 @@ class FirstConv2d(nn.Conv2d):
         low, missing = linear_ops.autocast_dtype(x), 8 - self.in_channels
         if not x.is_cuda or low.itemsize != 2 or missing <= 0 or torch.compiler.is_compiling():
             return super().forward(x.contiguous(memory_format=torch.channels_last))
-        padded = (F.pad(t.to(low), (0, 0, 0, 0, 0, missing)) for t in (x, self.weight))
-        x, weight = (t.contiguous(memory_format=torch.channels_last) for t in padded)
-        return self._conv_forward(x, weight, self.bias)
+        return self.convolve_padded(x.to(low, memory_format=torch.channels_last), self.weight.to(low), missing)
+
+    def convolve_padded(self, x: Tensor, weight: Tensor, missing: int) -> Tensor:
+        """The convolution with `missing` channels more, of ones, and their weights.
+
+        One of them brings the bias, which the library would add in another pass over the map: at the place of the
+        kernel that is never outside the image.
+        """
+        x, weight = F.pad(x, (0, 0, 0, 0, 0, missing), value=1.0), F.pad(weight, (0, 0, 0, 0, 0, missing))
+        top, left = (int(padding) for padding in self.padding)
+        inside = self.kernel_size[0] > 2 * top and self.kernel_size[1] > 2 * left
+        if self.bias is not None and inside:
+            weight[:, self.in_channels, top, left] = self.bias
+        weight = weight.contiguous(memory_format=torch.channels_last)
+        return self._conv_forward(x, weight, None if inside else self.bias)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:

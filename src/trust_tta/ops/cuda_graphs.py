@@ -110,7 +110,7 @@ class GraphedNetwork:
         return self.graphs.get(key)
 
     def _compile_ahead(self, images: Tensor, directions: Tensor, key: Hashable, *, learning: bool) -> None:
-        """Compile the kernels of a pass side by side, unless this process has; changes nothing."""
+        """Compile the kernels of a pass side by side, unless this process has; restores buffers and random state."""
         if not uses_triton(self.network, images) or has_hooks(self.network):
             return
         from trust_tta.ops.triton.compilation import compile_ahead
@@ -119,7 +119,7 @@ class GraphedNetwork:
             compiling.set(True)
             logits = self.network(images, directions=directions)
             if learning:
-                torch.autograd.grad(logits, self.parameters, torch.zeros_like(logits), allow_unused=True)
+                gradients(logits, self.parameters, torch.zeros_like(logits))
 
         kind = repr((key, images.stride(), images.device, torch.is_grad_enabled(), settings(self.network)))
         # Whatever fails, the pass itself will raise it again or not need it.
@@ -243,7 +243,7 @@ class PassGraphs:
             logits = call()
             self.dlogits = torch.zeros_like(logits)
             if leaves:
-                self._differentiate(logits, leaves)
+                gradients(logits, leaves, self.dlogits)
         self.forward = torch.cuda.CUDAGraph()
         with own_workspaces(), torch.cuda.graph(self.forward, pool=pool, stream=stream, **CAPTURE_OPTIONS):
             logits = call()
@@ -252,11 +252,8 @@ class PassGraphs:
         if leaves:
             self.backward = torch.cuda.CUDAGraph()
             with own_workspaces(), torch.cuda.graph(self.backward, pool=pool, stream=stream, **CAPTURE_OPTIONS):
-                self.gradients = self._differentiate(logits, leaves)
+                self.gradients = gradients(logits, leaves, self.dlogits)
         self.logits: Tensor = logits.detach()
-
-    def _differentiate(self, logits: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
-        return list(torch.autograd.grad(logits, leaves, self.dlogits, allow_unused=True))
 
     @torch.no_grad()
     def replay(self, directions: Tensor) -> Tensor:
@@ -328,6 +325,12 @@ class GraphedFunction:
             with torch.cuda.graph(graph, stream=stream, **CAPTURE_OPTIONS):
                 results = self.work(copied, number)
         return graph, copied, results
+
+
+def gradients(logits: Tensor, parameters: Sequence[Tensor], dlogits: Tensor) -> list[Tensor | None]:
+    """Gradients of the parameters, given those of the logits; None where they are not used."""
+    number = _GivenGradient.apply(logits, dlogits)  # type: ignore[no-untyped-call]
+    return list(torch.autograd.grad(number, parameters, allow_unused=True))
 
 
 def uses_triton(network: nn.Module, images: Tensor) -> bool:
@@ -438,6 +441,20 @@ class _Cast(torch.autograd.Function):
         if pairs:
             torch._foreach_copy_([w for w, _ in pairs], [g for _, g in pairs])
         return None, *wanted
+
+
+class _GivenGradient(torch.autograd.Function):
+    """A number whose gradient is `dlogits`: given one for the logits, `torch.autograd.grad` imports sympy in 1.6 s."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, dlogits: Tensor) -> Tensor:
+        ctx.save_for_backward(dlogits)
+        return logits.new_zeros(())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0], None
 
 
 class _ReplayedForward(torch.autograd.Function):

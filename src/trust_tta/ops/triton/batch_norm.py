@@ -16,7 +16,7 @@ from torch import Tensor
 from trust_tta.ops.triton.tiling import ceil_div, power_of_two
 
 PROGRAMS = 132 * 8  # fill a large GPU
-ELEMENTS = 2048  # of a program's block
+ELEMENTS = 2048  # elements of a program's block
 
 
 class StreamStatistics(NamedTuple):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
+import shutil
 import tempfile
 import warnings
 from pathlib import Path
+from typing import ClassVar
 
 from triton import knobs
 from triton.runtime.cache import FileCacheManager
@@ -22,6 +25,8 @@ def use_fallback() -> None:
 
 class FallbackCache(FileCacheManager):  # type: ignore[misc]
     """Triton's cache, whose files go to a folder of this process where its own cannot be written."""
+
+    fallback: ClassVar[str] = ""  # that folder, if not a new one
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         try:
@@ -41,15 +46,17 @@ class FallbackCache(FileCacheManager):  # type: ignore[misc]
     def _move(self, key: str, error: OSError) -> None:
         """Use the folder of this process from now on."""
         _warn_once(knobs.cache.dir, error.strerror or str(error))
-        folder = Path(_temporary_folder().name, key)
+        folder = Path(self.fallback or temporary_folder(), key)
         folder.mkdir(exist_ok=True)
         self.cache_dir, self.lock_path = str(folder), os.path.join(folder, "lock")
 
 
 @functools.cache
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+def temporary_folder() -> str:
     """A folder that is removed at the end of this process."""
-    return tempfile.TemporaryDirectory(prefix="trust-tta-triton-")
+    folder = tempfile.mkdtemp(prefix="trust-tta-triton-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @functools.cache

@@ -1,7 +1,4 @@
-"""Compilation of a pass's kernels side by side, before it runs: Triton by itself compiles one launch after another.
-
-Its compilers, and the C compiler of its launchers, run without Python's lock.
-"""
+"""Compilation of a pass's kernels side by side, before it runs: Triton by itself compiles one launch after another."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -25,27 +22,33 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from trust_tta import __version__
+from trust_tta.ops.triton.cache import temporary_folder
 
 try:
     from triton.runtime._async_compile import AsyncCompileMode
     from triton.runtime.cache import triton_key
+
+    from trust_tta.ops.compiler_processes import CompilerProcesses
 except ImportError:  # before Triton 3.5: each kernel is compiled when it is launched
     AsyncCompileMode = None
+
+MAX_PROCESSES = 16  # each takes 200 MB
 
 
 def compile_ahead(work: Callable[[], object], like: Tensor, kind: str) -> None:
     """Compile the kernels that `work` launches, and load them onto the device of `like`, without launching them.
 
-    Their outputs stay uninitialized, so the results of `work` mean nothing. One thread at a time may call this.
-    `kind`: description of `work`. A note of it in Triton's cache makes later processes load the kernels as they go,
+    Their outputs stay uninitialized, so the results of `work` are undefined. One thread at a time may call this.
+    `kind`: description of `work`. A marker of it in Triton's cache makes later processes load the kernels as they go,
     which is faster than a pass to find them.
     """
     if AsyncCompileMode is None:
         return
     device = torch.cuda.get_device_name(like.device) if like.is_cuda else "cpu"
-    facts = repr((kind, device, triton.__version__, __version__))
-    note = Path(knobs.cache.dir, f"trust_tta-{hashlib.sha256(facts.encode()).hexdigest()[:32]}")
-    if note.exists():
+    key = repr((kind, device, triton.__version__, __version__))
+    marker = Path(knobs.cache.dir, f"trust_tta-{hashlib.sha256(key.encode()).hexdigest()[:32]}")
+    if marker.exists():
+        threading.Thread(target=triton_key, daemon=True).start()  # which the first kernel waits for
         return
     thread, run = threading.get_ident(), JITFunction.run
     with KernelCompiler(like) as compiler:
@@ -68,17 +71,23 @@ def compile_ahead(work: Callable[[], object], like: Tensor, kind: str) -> None:
         finally:
             JITFunction.run = run
     with suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.touch()
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
 
 
 class KernelCompiler(ThreadPoolExecutor):
-    """Threads that compile kernels for the device of `like`, one for each core."""
+    """Threads that load kernels onto the device of `like`, once processes have compiled them, one for each core."""
 
     def __init__(self, like: Tensor) -> None:
-        super().__init__(os.cpu_count())
+        count = min(os.cpu_count() or 1, MAX_PROCESSES)
+        super().__init__(count)
         self.like = like
+        self.processes = CompilerProcesses(count, temporary_folder())
         self.loading = defaultdict(threading.Lock)  # by kernel: its variants share their launchers
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.processes.close()
 
     def prepare(self) -> Future[None]:
         """Do what the first kernel waits for: Triton builds its driver, and hashes 500 MB of its own files."""
@@ -94,6 +103,7 @@ class KernelCompiler(ThreadPoolExecutor):
         """Compile a kernel, build its launcher and load it, the last two of which Triton leaves to the first launch."""
 
         def work() -> Any:
+            self.processes.compile(compile_kernel)
             kernel = compile_kernel()
             try:
                 with self.loading[kernel.name], torch.cuda.device_of(self.like):

@@ -1,4 +1,4 @@
-"""Cross scan and cross merge of feature maps, with SiLU and LayerNorm, in tiles with coalesced access both ways."""
+"""Cross scan and cross merge of feature maps, with SiLU, in tiles with coalesced access both ways."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -11,11 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trust_tta.ops.triton.layer_norm import layer_norm, layer_norm_backward
-from trust_tta.ops.triton.tiling import ceil_div, may_approximate, power_of_two
-
-NORM_ELEMENTS = 1024  # that a warp normalizes at a time
-MIN_TILES = 64  # fewer leave half of a large GPU idle
-TILE_SIDE = 8  # of a tile whose channels are walked through twice: small, because small maps have few tiles
+from trust_tta.ops.triton.tiling import ceil_div, may_approximate
 
 
 def cross_scan(x: Tensor, *, silu: bool) -> Tensor:
@@ -46,7 +42,7 @@ def _can_move_pairs(x: Tensor) -> bool:
 def cross_merge(y: Tensor, height: int, width: int, *, silu_of: Tensor | None = None) -> Tensor:
     """`reference.cross_merge` of y (b, 2, c, h*w), times the derivative of SiLU at `silu_of`: (b, c, h, w)."""
     y = y.contiguous()
-    x = _pixels(y, height, width).permute(0, 3, 1, 2)
+    x = y.new_empty((y.shape[0], height, width, y.shape[2])).permute(0, 3, 1, 2)
     point = x if silu_of is None else silu_of
     with torch.cuda.device_of(y):
         strides = (*x.stride(), *point.stride())
@@ -59,25 +55,8 @@ def merge_norm(
     y: Tensor, height: int, width: int, weight: Tensor, bias: Tensor, eps: float, *, keep: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`reference.merge_norm`: normalized map, merged map, its mean and 1 / deviation; `keep=False` reuses memory."""
-    batch, _, count, _ = y.shape
-    grid = (ceil_div(height, TILE_SIDE) * ceil_div(width, TILE_SIDE), batch)
-    if grid[0] * grid[1] < MIN_TILES:
-        x = cross_merge(y, height, width).permute(0, 2, 3, 1)
-        norm, mean, scale = layer_norm(x, weight, bias, eps, out=None if keep else x)
-        return norm, x, mean, scale
-    y = y.contiguous()
-    norm = _pixels(y, height, width)
-    x = _pixels(y, height, width) if keep else norm
-    mean, scale = (y.new_empty((*x.shape[:3], 1), dtype=torch.float32) for _ in range(2))
-    sizes = {"BLOCK_C": 64, "num_warps": 4} if count < 512 else {"BLOCK_C": 128, "num_warps": 8}
-    whole = power_of_two(count)
-    pixels = max(1, min(TILE_SIDE * TILE_SIDE, sizes["num_warps"] * NORM_ELEMENTS // whole))
-    with torch.cuda.device_of(y):
-        merge_norm_kernel[grid](
-            y, x, norm, mean, scale, weight.contiguous(), bias.contiguous(), eps,
-            CHANNELS=count, HEIGHT=height, WIDTH=width, BLOCK_S=TILE_SIDE, BLOCK_R=pixels, BLOCK_A=whole,
-            enable_fp_fusion=True, **sizes,
-        )  # fmt: skip
+    x = cross_merge(y, height, width).permute(0, 2, 3, 1)
+    norm, mean, scale = layer_norm(x, weight, bias, eps, out=None if keep else x)
     return norm, x, mean, scale
 
 
@@ -87,10 +66,6 @@ def merge_norm_backward(
     """Gradients of the sequences (b, 2, c, h*w) that `merge_norm` merged, and as of `layer_norm_backward`."""
     dx, dweight, dbias = layer_norm_backward(dnorm, x, mean, scale, weight, train=train)
     return cross_scan(dx.permute(0, 3, 1, 2), silu=False), dweight, dbias
-
-
-def _pixels(y: Tensor, height: int, width: int) -> Tensor:
-    return y.new_empty((y.shape[0], height, width, y.shape[2]))
 
 
 def _scan_sizes(pixels: int) -> tuple[int, int, int]:
@@ -234,11 +209,6 @@ def cross_scan_pairs_kernel(
 
 
 @triton.jit
-def merged(p_y, o_rows, o_columns, mask):
-    return tl.load(p_y + o_rows, mask=mask).to(tl.float32) + tl.load(p_y + o_columns, mask=mask).to(tl.float32)
-
-
-@triton.jit
 def cross_merge_kernel(
     p_x, p_point, p_y, s_b, s_c, s_h, s_w, t_b, t_c, t_h, t_w,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -248,52 +218,10 @@ def cross_merge_kernel(
         tl.program_id(0), tl.program_id(1), CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S
     )
     i_b = tl.program_id(2).to(tl.int64)
-    b_x = merged(p_y + i_b * (2 * CHANNELS * HEIGHT * WIDTH), o_rows, o_columns, mask)
+    p_y += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
+    b_x = tl.load(p_y + o_rows, mask=mask).to(tl.float32) + tl.load(p_y + o_columns, mask=mask).to(tl.float32)
     if SILU:
         b_p = tl.load(p_point + i_b * t_b + o_h * t_h + o_w * t_w + o_c * t_c, mask=mask).to(tl.float32)
         b_s = sigmoid(b_p, APPROX)
         b_x *= b_s * (1 + b_p * (1 - b_s))
     tl.store(p_x + i_b * s_b + o_h * s_h + o_w * s_w + o_c * s_c, b_x.to(p_x.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def merge_norm_kernel(
-    p_y, p_x, p_norm, p_mean, p_scale, p_weight, p_bias, eps,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_A: tl.constexpr,
-):  # fmt: skip
-    """Merge a tile of pixels, one block of channels at a time; then normalize it, some pixels at a time.
-
-    The sums over the channels are taken of what was written: as it was read, every channel is another thread's.
-    """
-    i_b = tl.program_id(1).to(tl.int64)
-    p_y += i_b * (2 * CHANNELS * HEIGHT * WIDTH)
-    p_x += i_b * (CHANNELS * HEIGHT * WIDTH)
-    p_norm += i_b * (CHANNELS * HEIGHT * WIDTH)
-    for i_c in range((CHANNELS + BLOCK_C - 1) // BLOCK_C):
-        o_h, o_w, o_c, o_rows, o_columns, mask = tile(tl.program_id(0), i_c, CHANNELS, HEIGHT, WIDTH, BLOCK_C, BLOCK_S)
-        b_x = merged(p_y, o_rows, o_columns, mask).to(p_x.dtype.element_ty)
-        tl.store(p_x + (o_h * WIDTH + o_w) * CHANNELS + o_c, b_x, mask=mask)
-    # What one thread stored above, another loads below.
-    tl.debug_barrier()
-    tiles = tl.cdiv(WIDTH, BLOCK_S)
-    o_c = tl.arange(0, BLOCK_A)
-    m_c = (o_c < CHANNELS)[None, :]
-    b_w = tl.load(p_weight + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)[None, :]
-    b_b = tl.load(p_bias + o_c, mask=o_c < CHANNELS, other=0.0).to(tl.float32)[None, :]
-    for i_r in range(0, BLOCK_S * BLOCK_S, BLOCK_R):
-        o_p = i_r + tl.arange(0, BLOCK_R)
-        o_h = (tl.program_id(0) // tiles) * BLOCK_S + o_p // BLOCK_S
-        o_w = (tl.program_id(0) % tiles) * BLOCK_S + o_p % BLOCK_S
-        m_p = (o_h < HEIGHT) & (o_w < WIDTH)
-        o_pixel = o_h * WIDTH + o_w
-        o_map = o_pixel[:, None] * CHANNELS + o_c[None, :]
-        mask = m_p[:, None] & m_c
-        b_x = tl.load(p_x + o_map, mask=mask, other=0.0).to(tl.float32)
-        b_mean = tl.sum(b_x, 1) / CHANNELS
-        b_d = tl.where(m_c, b_x - b_mean[:, None], 0.0)
-        b_scale = tl.rsqrt(tl.sum(b_d * b_d, 1) / CHANNELS + eps)
-        tl.store(p_mean + i_b * (HEIGHT * WIDTH) + o_pixel, b_mean, mask=m_p)
-        tl.store(p_scale + i_b * (HEIGHT * WIDTH) + o_pixel, b_scale, mask=m_p)
-        b_n = b_d * b_scale[:, None] * b_w + b_b
-        tl.store(p_norm + o_map, b_n.to(p_norm.dtype.element_ty), mask=mask)

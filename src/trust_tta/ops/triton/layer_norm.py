@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trust_tta.ops.triton.tiling import ceil_div, power_of_two
 
-ELEMENTS = 2048  # that a program normalizes at a time
+ELEMENTS = 2048  # elements of a program's block
 PROGRAMS = 132 * 4  # whose partial sums are the gradients of weight and bias
 
 

@@ -13,8 +13,8 @@ from trust_tta.ops.triton.backward import PartialSums
 from trust_tta.ops.triton.tiling import ceil_div
 
 COPY_BLOCK = 1024  # elements of a parameter that a program copies
-SUM_BLOCK = 64  # elements of a gradient that a program sums,
-IMAGE_BLOCK = 32  # over so many images at a time
+SUM_BLOCK = 64  # elements of a gradient that a program sums
+IMAGE_BLOCK = 32  # images whose gradients a program sums at a time
 
 
 def gather(parameters: Parameters, directions: Tensor, dtype: torch.dtype) -> Gathered:
