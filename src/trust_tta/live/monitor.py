@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from trust_tta.live.stream_statistics import (
     weight_distance,
 )
 from trust_tta.methods.base import Method
+from trust_tta.methods.tide.constants import TIDE
 from trust_tta.ops.segmentation_logits import Logits, upsample
 
 MAX_COMPARED = 64  # images of a batch that are compared, unless the source predicts all of them
@@ -31,6 +33,7 @@ FEW_CLASSES_WINDOW = 64  # images that suffice to say that they are of few class
 MAX_FEW_CLASSES = 1 / 3  # the source's effective number of classes over the adapted network's, on images of few classes
 MIN_MANY_CLASSES = 0.5  # the same, above which they are of many classes again
 NO_NORMS = 2 / 3  # times these where no statistics of norms tell few classes from a corruption
+MIN_ONE_CLASS, MAX_SEVERAL = math.log(TIDE.one_class), math.log(1.5)  # of `SourceReference.one_class_ratio`
 # `SourceReference.depth_distances` of images of few classes: the middle one, and the last one over it.
 MAX_MIDDLE_DISTANCE, MIN_DEPTH_RATIO = 0.15, 3.0
 EARLIER_COMPARISON = {"test", "few_classes", "total", "batches", "window", "changes", "pending"}
@@ -151,22 +154,25 @@ class Monitor:
         ours, classes = adapted.argmax(1).cpu().numpy(), source.shape[1]
         changed = self.comparison.add(ours, theirs, np.log(np.maximum(confidence, 1e-30)), classes=classes)
         counts = [np.bincount(rows, minlength=classes) for rows in (ours, theirs)]
-        totals = counts if moments is None else [*counts, len(sample) * moments]
-        self._few.add(len(sample), np.concatenate(totals))
+        ratio = math.log(max(self.source.one_class_ratio(source.clamp_min(1e-12).log()), 1e-6))
+        totals = [np.array([len(sample) * ratio]), *counts]
+        self._few.add(len(sample), np.concatenate(totals if moments is None else [*totals, len(sample) * moments]))
         if self._few.images >= FEW_CLASSES_WINDOW // 2:
             self.comparison.few_classes = self._has_few_classes(classes)
         self._distance = None
         return (logits if stride == 1 else None), changed, pairs
 
     def _has_few_classes(self, classes: int) -> bool:
-        """Whether the last images are of few classes, which batch statistics hide from the adapted network."""
-        ours, theirs, moments = np.split(self._few.mean, [classes, 2 * classes])
-        limit = MIN_MANY_CLASSES if self.comparison.few_classes else MAX_FEW_CLASSES
-        few = effective_classes(theirs) < (limit if len(moments) else NO_NORMS * limit) * effective_classes(ours)
-        if not few or not len(moments):
-            return few
+        """Whether the last images are of one class, or of few, which batch statistics hide from the adapted network."""
+        (ratio,), ours, theirs, moments = np.split(self._few.mean, [1, 1 + classes, 1 + 2 * classes])
+        known = self.comparison.few_classes
+        one_class = bool(ratio > (MAX_SEVERAL if known else MIN_ONE_CLASS))
+        limit = MIN_MANY_CLASSES if known else MAX_FEW_CLASSES
+        fewer = effective_classes(theirs) / effective_classes(ours)
+        if not len(moments):
+            return one_class or fewer < NO_NORMS * limit
         middle, last = self.source.depth_distances(moments)
-        return middle < MAX_MIDDLE_DISTANCE and last > MIN_DEPTH_RATIO * middle
+        return middle < MAX_MIDDLE_DISTANCE and (one_class or (fewer < limit and last > MIN_DEPTH_RATIO * middle))
 
     def read(self, method: Method, images: int, *, leading_since: int) -> Reading:
         """The `Reading` after a batch."""

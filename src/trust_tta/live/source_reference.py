@@ -13,6 +13,7 @@ from trust_tta.live.stream_statistics import Values, input_distance
 from trust_tta.methods.base import Method
 from trust_tta.methods.forward import NetworkForward, take_logits
 from trust_tta.methods.statistics import has_statistics, use_batch_statistics
+from trust_tta.methods.tide.label_shift import class_logits, one_class_ratio
 from trust_tta.ops.cuda_graphs import GraphedNetwork
 from trust_tta.ops.segmentation_logits import Logits
 
@@ -42,6 +43,7 @@ class SourceReference:
         self.references = [torch.stack([m, v + m.square()]).double().cpu().numpy() for m, v in kept]
         self._widths = [2 * norm.num_features for norm in depths]
         self._with_depths = GraphedNetwork(_WithNormInputs(self.network, depths), []) if depths else None
+        self._class_rows: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Logits:
@@ -60,6 +62,12 @@ class SourceReference:
         flat = self._with_depths(images, None if choose is None else choose(None, len(images)))
         logits, moments = flat.split([len(flat) - sum(self._widths), sum(self._widths)])
         return logits.view(len(images), -1), moments.cpu().double().numpy()
+
+    def one_class_ratio(self, log_p: Tensor) -> float:
+        """How much more like those of one class the mean of log-probabilities (n, classes) is than each of them."""
+        if self._class_rows is None:
+            self._class_rows = class_logits(self.network, log_p.shape[1])
+        return float(one_class_ratio(log_p, self._class_rows))
 
     def depth_distances(self, moments: Values) -> tuple[float, float]:
         """Distances from the statistics of training at a middle norm and at the last one.
