@@ -7,6 +7,7 @@ or a CUDA device, and would not be in the caller; it does not import the caller'
 # mypy: ignore-errors
 from __future__ import annotations
 
+import fcntl
 import importlib
 import inspect
 import io
@@ -15,8 +16,9 @@ import pickle
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -104,7 +106,12 @@ def work(worker: Connection) -> None:
     while request := worker.recv_bytes():
         with suppress(Exception):  # the caller compiles the kernel, and says what is wrong
             source, target, options = _Unpickler(io.BytesIO(request)).load()
-            triton.compile(source, target=target, options=options)
+            with ExitStack() as stack:
+                with suppress(OSError):  # a cache that cannot be written has no lock
+                    Path(knobs.cache.dir).mkdir(parents=True, exist_ok=True)
+                    lock = stack.enter_context(Path(knobs.cache.dir, "trust_tta.lock").open("a"))
+                    fcntl.lockf(lock, fcntl.LOCK_EX, 1, zlib.crc32(request))  # others may compile the same kernel
+                triton.compile(source, target=target, options=options)
         worker.send_bytes(b"")
 
 
