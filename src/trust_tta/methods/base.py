@@ -201,7 +201,7 @@ class Method(nn.Module):
         """Logits of one counted forward without gradients, in which the norms update their statistics."""
         self.counters.forwards += 1
         with self.statistics.updating():
-            return self._observing_forward(images)
+            return self._observing_forward(images, capture=self.statistics.groups is None)
 
     def frozen_logits(self, images: Tensor, *, order: OrderLike | None = None) -> Logits:
         """Logits of a forward that is not counted and changes nothing, for `infer`."""
