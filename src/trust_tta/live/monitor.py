@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -12,7 +11,15 @@ from torch import Tensor
 
 from trust_tta.errors import StateError
 from trust_tta.live.calibration import Reference
-from trust_tta.live.comparison import BLOCK, COMPARED_IMAGES, MIN_WEIGHT, TEST_TOLERANCE, Comparison, differs
+from trust_tta.live.comparison import (
+    BLOCK,
+    COMPARED_IMAGES,
+    MIN_WEIGHT,
+    RUN_IMAGES,
+    TEST_TOLERANCE,
+    Comparison,
+    differs,
+)
 from trust_tta.live.guard import Guard
 from trust_tta.live.snapshots import check_keys, check_number
 from trust_tta.live.source_reference import SourceReference
@@ -33,11 +40,12 @@ FEW_CLASSES_WINDOW = 64  # images that suffice to say that they are of few class
 MAX_FEW_CLASSES = 1 / 3  # the source's effective number of classes over the adapted network's, on images of few classes
 MIN_MANY_CLASSES = 0.5  # the same, above which they are of many classes again
 NO_NORMS = 2 / 3  # times these where no statistics of norms tell few classes from a corruption
-MIN_ONE_CLASS, MAX_SEVERAL = math.log(TIDE.one_class), math.log(1.5)  # of `SourceReference.one_class_ratio`
+MAX_SEVERAL = 1.5  # likeness of the mean prediction to that of one class, below which there are others again
 # `SourceReference.depth_distances` of images of few classes: the middle one, and the last one over it.
 MAX_MIDDLE_DISTANCE, MIN_DEPTH_RATIO = 0.15, 3.0
 EARLIER_COMPARISON = {"test", "few_classes", "total", "batches", "window", "changes", "pending"}
 AMOUNTS = ("allowance", "credit", "passes", "spent")
+EARLIER_MONITOR = {"comparison", "few_classes", "served", "step_passes", *AMOUNTS}
 
 
 class Monitor:
@@ -54,6 +62,8 @@ class Monitor:
         self.allowance = self.credit = self.passes = self.spent = 0.0
         self.step_passes = 1  # of the method's last update, per image
         self._few = Window(FEW_CLASSES_WINDOW)
+        # One class after others harms through statistics alone: without norms, the window is long.
+        self._log_p = Window(FEW_CLASSES_WINDOW if self.source.references else RUN_IMAGES)
         # Log confidence of the adapted network, contrast and brightness: sums and sums of squares (3, 2).
         self._served = Window(COMPARED_IMAGES)
         self._surprised = False
@@ -154,9 +164,8 @@ class Monitor:
         ours, classes = adapted.argmax(1).cpu().numpy(), source.shape[1]
         changed = self.comparison.add(ours, theirs, np.log(np.maximum(confidence, 1e-30)), classes=classes)
         counts = [np.bincount(rows, minlength=classes) for rows in (ours, theirs)]
-        ratio = math.log(max(self.source.one_class_ratio(source.clamp_min(1e-12).log()), 1e-6))
-        totals = [np.array([len(sample) * ratio]), *counts]
-        self._few.add(len(sample), np.concatenate(totals if moments is None else [*totals, len(sample) * moments]))
+        self._few.add(len(sample), np.concatenate(counts if moments is None else [*counts, len(sample) * moments]))
+        self._add_log_p(source)
         if self._few.images >= FEW_CLASSES_WINDOW // 2:
             self.comparison.few_classes = self._has_few_classes(classes)
         self._distance = None
@@ -164,15 +173,28 @@ class Monitor:
 
     def _has_few_classes(self, classes: int) -> bool:
         """Whether the last images are of one class, or of few, which batch statistics hide from the adapted network."""
-        (ratio,), ours, theirs, moments = np.split(self._few.mean, [1, 1 + classes, 1 + 2 * classes])
-        known = self.comparison.few_classes
-        one_class = bool(ratio > (MAX_SEVERAL if known else MIN_ONE_CLASS))
+        ours, theirs, moments = np.split(self._few.mean, [classes, 2 * classes])
+        known, log_p = self.comparison.few_classes, self._log_p.mean
+        alike = float(self.source.nearest_class(torch.from_numpy(log_p[None, :-1].copy()))[0]) / max(log_p[-1], 1e-6)
+        one_class = bool(alike > (MAX_SEVERAL if known else TIDE.one_class))
         limit = MIN_MANY_CLASSES if known else MAX_FEW_CLASSES
         fewer = effective_classes(theirs) / effective_classes(ours)
         if not len(moments):
             return one_class or fewer < NO_NORMS * limit
         middle, last = self.source.depth_distances(moments)
         return middle < MAX_MIDDLE_DISTANCE and (one_class or (fewer < limit and last > MIN_DEPTH_RATIO * middle))
+
+    def _add_log_p(self, source: Tensor) -> None:
+        """Add the source's probabilities (n, classes): their centered logarithms, and how near single ones are a class.
+
+        As in `tide/label_shift.py`.
+        """
+        log_p, known = source.clamp_min(1e-12).log(), self._log_p
+        log_p = log_p - log_p.mean(1, keepdim=True)
+        total = log_p.sum(0)
+        before = torch.from_numpy(known.mean[:-1] * known.images).to(total) if known.images else 0 * total
+        own = self.source.nearest_class(log_p - (before + total) / (known.images + len(source))).sum()
+        known.add(len(source), torch.cat([total, own[None]]).cpu())
 
     def read(self, method: Method, images: int, *, leading_since: int) -> Reading:
         """The `Reading` after a batch."""
@@ -207,6 +229,7 @@ class Monitor:
             "comparison": self.comparison.state(),
             "few_classes": self._few.state(),
             "served": self._served.state(),
+            "log_p": self._log_p.state(),
             "step_passes": self.step_passes,
             **{name: getattr(self, name) for name in AMOUNTS},
         }
@@ -220,7 +243,7 @@ class Monitor:
             check_number(state[name], name, float, low=-1e18 if name == "credit" else 0, high=1e18)
         check_number(state["step_passes"], "step_passes", int)
         self.comparison.check_state(state["comparison"])
-        for name in ("few_classes", "served"):
+        for name in ("few_classes", "served", "log_p"):
             Window.check_state(name, state[name])
             for _, total in state[name]:
                 if (total.shape != (3, 2)) if name == "served" else (total.dim() != 1 or len(total) < 2):
@@ -231,6 +254,7 @@ class Monitor:
             self.comparison.load(state["comparison"])
             self._few.load(state["few_classes"])
             self._served.load(state["served"])
+            self._log_p.load(state["log_p"])
             self.step_passes = state["step_passes"]
             for name in AMOUNTS:
                 setattr(self, name, state[name])
@@ -243,4 +267,4 @@ def _is_earlier(state: Any) -> bool:
         return False
     comparison = state.get("comparison")
     keys = comparison.keys() if isinstance(comparison, Mapping) else set()
-    return "monitors" in state or "recent" in keys or keys == EARLIER_COMPARISON
+    return "monitors" in state or "recent" in keys or keys == EARLIER_COMPARISON or state.keys() == EARLIER_MONITOR

@@ -13,7 +13,7 @@ from trust_tta.live.stream_statistics import Values, input_distance
 from trust_tta.methods.base import Method
 from trust_tta.methods.forward import NetworkForward, take_logits
 from trust_tta.methods.statistics import has_statistics, use_batch_statistics
-from trust_tta.methods.tide.label_shift import class_logits, one_class_ratio
+from trust_tta.methods.tide.label_shift import class_logits, nearest_class
 from trust_tta.ops.cuda_graphs import GraphedNetwork
 from trust_tta.ops.segmentation_logits import Logits
 
@@ -63,11 +63,11 @@ class SourceReference:
         logits, moments = flat.split([len(flat) - sum(self._widths), sum(self._widths)])
         return logits.view(len(images), -1), moments.cpu().double().numpy()
 
-    def one_class_ratio(self, log_p: Tensor) -> float:
-        """How much more like those of one class the mean of log-probabilities (n, classes) is than each of them."""
+    def nearest_class(self, log_p: Tensor) -> Tensor:
+        """Squared cosine (n,) of centered log-probabilities (n, classes) with the logits of the nearest class."""
         if self._class_rows is None:
             self._class_rows = class_logits(self.network, log_p.shape[1])
-        return float(one_class_ratio(log_p, self._class_rows))
+        return nearest_class(log_p.to(self._class_rows[0]), *self._class_rows)
 
     def depth_distances(self, moments: Values) -> tuple[float, float]:
         """Distances from the statistics of training at a middle norm and at the last one.

@@ -68,13 +68,6 @@ def nearest_class(log_p: Tensor, rows: Tensor, scaled_rows: Tensor) -> Tensor:
     return (F.normalize(log_p, dim=1) @ rows @ scaled_rows.T).amax(1).clamp_min(0).square()
 
 
-def one_class_ratio(log_p: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
-    """The ratio () of squared cosines above for log-probabilities (n, classes); `rows` of `class_logits`."""
-    log_p = log_p - log_p.mean(1, keepdim=True)
-    mean = log_p.mean(0, keepdim=True)
-    return nearest_class(mean, *rows)[0] / nearest_class(log_p - mean, *rows).mean().clamp_min(1e-6)
-
-
 def add_views(memory: LabelMemory, views: Tensor, rows: tuple[Tensor, Tensor]) -> LabelMemory:
     """The memory with the log-probabilities (views, n, classes) of a batch; `rows` of `class_logits`."""
     log_p = views.exp().mean(0).clamp_min(1e-12).log()
