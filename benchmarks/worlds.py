@@ -2,6 +2,7 @@
 
     python -m benchmarks.worlds run --networks FOLDER --data FOLDER    resumable; results in runs/worlds.sqlite
     python -m benchmarks.worlds page --readme README.md               writes docs/results/worlds.md, .csv and the README
+    python -m benchmarks.worlds page --keep docs/results/worlds.csv   the same, with earlier rows of what is not new
 
 A small run: `run --images 384 --seeds 1 --worlds shipped_nano,resnet56 --streams online,mixed --methods source,bn,tide
 --corruptions fog,contrast --networks FOLDER`. A world whose network or images are missing is reported and left out.
@@ -15,13 +16,14 @@ WORLDS names. `benchmarks/world_networks.py` says where public ones come from, `
 from __future__ import annotations
 
 import argparse
+import csv
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trust_tta.atomic import write_whole
 from trust_tta.bench.config import RunConfig
@@ -226,18 +228,64 @@ Accuracies = Mapping[str, float]  # by method
 Place = tuple[str, str]  # world and stream
 
 
-def accuracies(cells: Sequence[Cell]) -> dict[Place, Accuracies]:
+class Row(NamedTuple):
+    """One cell in the CSV file."""
+
+    experiment: str
+    method: str
+    domain: str
+    seed: int
+    batch_size: int
+    samples: int
+    accuracy: float
+
+    @property
+    def place(self) -> Place:
+        world, _, stream = self.experiment.partition(SEPARATOR)
+        return world, stream
+
+
+def rows_of(cells: Sequence[Cell]) -> list[Row]:
+    """The rows of cells; those of one place must be of the same images, by their fingerprints."""
+    images: dict[tuple[str, str, int], set[str]] = defaultdict(set)
+    rows = []
+    for cell in cells:
+        flat = flat_row(cell)
+        rows.append(Row(*(flat[name] for name in Row._fields)))
+        images[cell.key.experiment, cell.key.domain, cell.key.seed].add(cell.key.fingerprint)
+    if several := [experiment for (experiment, *_), prints in images.items() if len(prints) > 1]:
+        raise ConfigError(f"{several[0]} was run on different images; give each run a --store of its own")
+    return rows
+
+
+def read_rows(file: Path) -> list[Row]:
+    """The rows of a CSV file that `page` wrote."""
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = [Row(**row) for row in csv.DictReader(lines)]  # type: ignore[arg-type]
+    return [
+        r._replace(seed=int(r.seed), batch_size=int(r.batch_size), samples=int(r.samples), accuracy=float(r.accuracy))
+        for r in rows
+    ]
+
+
+def kept_rows(earlier: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """Those `earlier` rows that `rows` do not replace: a place where the source was run anew is replaced whole."""
+    anew = {row.experiment for row in rows if row.method == "source"}
+    replaced = {(row.experiment, row.method) for row in rows}
+    return [r for r in earlier if r.experiment not in anew and (r.experiment, r.method) not in replaced]
+
+
+def accuracies(rows: Sequence[Row]) -> dict[Place, Accuracies]:
     """Mean accuracy over domains and seeds by place and method; methods that miss a domain are left out.
 
-    All methods of a place must have seen the same images: cells with other `--images` or other files are refused.
+    All methods of a place must have seen as many images.
     """
     by_place: dict[Place, dict[str, dict[int, dict[str, float]]]] = defaultdict(lambda: defaultdict(dict))
-    images: dict[tuple[Place, str, int], set[str]] = defaultdict(set)
-    for cell in cells:
-        world, _, stream = cell.key.experiment.partition(SEPARATOR)
-        by_place[world, stream][cell.key.method].setdefault(cell.key.seed, {})[cell.key.domain] = cell.result.accuracy
-        images[(world, stream), cell.key.domain, cell.key.seed].add(cell.key.fingerprint)
-    if several := [place for (place, *_), prints in images.items() if len(prints) > 1]:
+    images: dict[tuple[Place, str], set[int]] = defaultdict(set)
+    for row in rows:
+        by_place[row.place][row.method].setdefault(row.seed, {})[row.domain] = row.accuracy
+        images[row.place, row.domain].add(row.samples)
+    if several := [place for (place, _), samples in images.items() if len(samples) > 1]:
         raise ConfigError(f"{', '.join(several[0])} was run on different images; give each run a --store of its own")
     found: dict[Place, Accuracies] = {}
     for place, methods in by_place.items():
@@ -368,7 +416,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs, page = commands.add_parser("run"), commands.add_parser("page")
     for command in (runs, page):
         command.add_argument("--worlds", default=",".join(WORLDS), metavar="A,B", help="default: all")
-        command.add_argument("--store", type=Path, default=Path("runs/worlds.sqlite"), metavar="FILE")
+    runs.add_argument("--store", type=Path, default=Path("runs/worlds.sqlite"), metavar="FILE")
     runs.add_argument("--networks", type=Path, default=Path("networks"), metavar="FOLDER")
     runs.add_argument("--data", type=Path, default=Path("data"), metavar="FOLDER")
     runs.add_argument("--streams", default=",".join(STREAMS), metavar="A,B", help="default: all that apply")
@@ -383,6 +431,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs.add_argument("--device", default="auto")
     runs.add_argument("--processes", type=int, default=1, metavar="N")
     runs.add_argument("--retry-failed", action="store_true")
+    page.add_argument("--store", type=Path, nargs="+", default=[Path("runs/worlds.sqlite")], metavar="FILE")
+    page.add_argument("--keep", type=Path, metavar="FILE", help="an earlier CSV file: rows of what is in no store")
     page.add_argument("--out", type=Path, default=PAGE, metavar="FILE")
     page.add_argument("--remark", default="", metavar="TEXT", help="a sentence after what was measured")
     page.add_argument("--readme", type=Path, metavar="FILE", help="also fill the block of worlds in this file")
@@ -398,15 +448,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         problems = run(arguments)
         print("\n".join(problems))
         return int(bool(problems))
-    with ResultStore(arguments.store, create=False) as store:
-        cells = [
-            c for c in store.results(history=False) if c.key.experiment.partition(SEPARATOR)[0] in arguments.worlds
-        ]
-    found, measured = accuracies(cells), f"{_measured(cells)} {arguments.remark}".strip()
+    cells: list[Cell] = []
+    for file in arguments.store:
+        with ResultStore(file, create=False) as store:
+            cells += store.results(history=False)
+    rows = rows_of(cells)
+    rows += kept_rows(read_rows(arguments.keep), rows) if arguments.keep else []
+    rows = sorted(row for row in rows if row.place[0] in arguments.worlds)
+    found, measured = accuracies(rows), f"{_measured(rows, cells)} {arguments.remark}".strip()
     write_whole(arguments.out, page_text(found, measured=measured))
-    columns = ("experiment", "method", "domain", "seed", "batch_size", "samples", "accuracy")
-    rows = sorted([str(flat_row(cell)[column]) for column in columns] for cell in cells)
-    write_whole(arguments.out.with_suffix(".csv"), "".join(",".join(row) + "\n" for row in (columns, *rows)))
+    lines = [Row._fields, *(map(str, row) for row in rows)]
+    write_whole(arguments.out.with_suffix(".csv"), "".join(",".join(line) + "\n" for line in lines))
     if arguments.readme is not None:
         before, _, rest = arguments.readme.read_text(encoding="utf-8").partition(BEGIN)
         written = f"{before}{BEGIN}\n{readme_text(found, measured=measured)}\n{END}{rest.partition(END)[2]}"
@@ -414,15 +466,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measured(cells: Sequence[Cell]) -> str:
-    """Images per domain, seeds, devices and date of the cells, one sentence."""
-    limits = sorted({cell.key.limit or 0 for cell in cells})
-    seeds = sorted({cell.key.seed for cell in cells})
+def _measured(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
+    """Images per domain and seeds of the rows, devices and date of the cells that were run last, one sentence."""
+    samples = sorted({row.samples for row in rows if row.place[1] != "mixed"})
+    seeds = sorted({row.seed for row in rows})
     version = sorted({cell.provenance.trust_tta for cell in cells})
     last = max((cell.provenance.finished for cell in cells), default="")[:10]
-    images = f"{limits[0]} to {limits[-1]}" if len(limits) > 1 else f"{limits[0]}" if limits else "no"
+    images = f"{samples[0]} to {samples[-1]}" if len(samples) > 1 else f"{samples[0]}" if samples else "no"
     repeated = f"; {', '.join(f'`{name}`' for name in REPEATED)} over {len(seeds)} seeds" if len(seeds) > 1 else ""
-    kinds = sorted({cell.key.domain for cell in cells} - {"clean"})
+    kinds = sorted({row.domain for row in rows} - {"clean"})
     domains = f" ({', '.join(kinds)})" if len(kinds) < len(CORRUPTIONS) else ""
     devices = " and ".join(sorted({cell.provenance.device for cell in cells}))
     return f"{images} images of each domain{domains}{repeated}; on {devices}; trust-tta {', '.join(version)}, {last}."

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import pytest
-from benchmarks.worlds import STREAMS, WORLDS, accuracies, experiments, main, page_text, readme_text
+from benchmarks.worlds import STREAMS, WORLDS, Row, accuracies, experiments, kept_rows, main, page_text, readme_text
 
 from trust_tta.bench.config import RunConfig
 from trust_tta.errors import ConfigError
@@ -85,6 +85,19 @@ def test_gains_on_the_page_are_differences_of_accuracies() -> None:
     assert "| resnet56, online | +20.0 | -5.0 (bn) |" in page
     assert "| `bn` | **75.0** (+25.0) |" in page
     assert accuracies([]) == {}
+
+
+def test_earlier_rows_stay_unless_they_or_their_source_were_run_anew() -> None:
+    def row(world: str, method: str, accuracy: float, samples: int = 64) -> Row:
+        return Row(f"{world} / online", method, "fog", 0, 128, samples, accuracy)
+
+    earlier = [row(world, method, 0.5) for world in ("resnet56", "mambavision") for method in ("source", "bn", "tide")]
+    new = [row("resnet56", "tide", 0.7), row("mambavision", "source", 0.6), row("mambavision", "tide", 0.8)]
+    found = accuracies([*new, *kept_rows(earlier, new)])
+    assert found["resnet56", "online"] == {"source": 0.5, "bn": 0.5, "tide": 0.7}
+    assert found["mambavision", "online"] == {"source": 0.6, "tide": 0.8}
+    with pytest.raises(ConfigError, match="on different images"):
+        accuracies([row("resnet56", "source", 0.5), row("resnet56", "tide", 0.7, samples=32)])
 
 
 def test_readme_says_where_tide_is_behind() -> None:
