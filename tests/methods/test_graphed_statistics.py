@@ -57,6 +57,25 @@ def test_replay_equals_plain_call(low: bool, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.gpu
+def test_a_mixed_stream_is_observed_with_the_groups_of_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of noise of many strengths, while the domain is young: a graph would hold the groups of an earlier one."""
+    generator = torch.Generator().manual_seed(0)
+    strengths = torch.logspace(-2, 1, 32)[:, None, None, None]
+    chosen = [torch.randperm(32, generator=generator)[:n] for n in (32, 24, 32, 24, 32, 24)]
+    stream = [strengths[index] * torch.randn(len(index), 3, 16, 16, generator=generator) for index in chosen]
+    found = []
+    for captured in (True, False):
+        if not captured:
+            monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 0)
+        method = make("tide", vmamba().cuda())
+        outputs = [method(images.cuda()) for images in stream]
+        assert method.statistics.clusters is not None
+        assert method.statistics.clusters.active
+        found.append([*outputs, method.state_dict()["extra"]["evidence"]])
+    assert same(found[0], found[1])
+
+
+@pytest.mark.gpu
 def test_moved_method_captures_again() -> None:
     method, other = make("tide", vmamba().cuda()), make("tide", vmamba().cuda())
     stream = [images.cuda() for images in batches(6)]
