@@ -58,7 +58,7 @@ def test_replay_equals_plain_call(low: bool, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.gpu
 def test_a_mixed_stream_is_observed_with_the_groups_of_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of noise of many strengths, while the domain is young: a graph would hold the groups of an earlier one."""
+    """Noise of many strengths, while the domain is young: a graph would hold the groups of an earlier batch."""
     generator = torch.Generator().manual_seed(0)
     strengths = torch.logspace(-2, 1, 32)[:, None, None, None]
     chosen = [torch.randperm(32, generator=generator)[:n] for n in (32, 24, 32, 24, 32, 24)]
