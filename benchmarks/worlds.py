@@ -42,6 +42,7 @@ NEED_ORDERS = ("trust_naive", "trust", "ensemble", "repetition", "augmentation")
 SEGMENTATION_METHODS = ("source", "bn", "tent", "eta", "sar", "shot", "trust_naive", "trust", "tide")
 THREE = ("gaussian_noise", "glass_blur", "jpeg_compression")
 BEGIN, END = "<!-- worlds -->", "<!-- /worlds -->"  # of the README
+SAME_ACCURACY = 0.002  # of one network on the same images, on two devices
 SEPARATOR = " / "  # between world and stream in the name of an experiment
 
 
@@ -269,10 +270,11 @@ def read_rows(file: Path) -> list[Row]:
 
 
 def kept_rows(earlier: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
-    """Those `earlier` rows that `rows` do not replace: a place where the source was run anew is replaced whole."""
-    anew = {row.experiment for row in rows if row.method == "source"}
+    """Those `earlier` rows that `rows` do not replace; all of a place go where the source's accuracy is another now."""
+    before, now = (accuracies([row for row in each if row.method == "source"]) for each in (earlier, rows))
+    others = {p for p in now if p in before and abs(now[p]["source"] - before[p]["source"]) > SAME_ACCURACY}
     replaced = {(row.experiment, row.method) for row in rows}
-    return [r for r in earlier if r.experiment not in anew and (r.experiment, r.method) not in replaced]
+    return [row for row in earlier if row.place not in others and (row.experiment, row.method) not in replaced]
 
 
 def accuracies(rows: Sequence[Row]) -> dict[Place, Accuracies]:
