@@ -204,7 +204,8 @@ class Tide(Learner):
         """
         statistics, mirror = self.statistics, self.options.views == "mirror"
         statistics.set_trust(1.0)
-        if getattr(self.model, "dense", False):
+        mixing = any(norm.mix_source for norm in statistics.stream_norms)
+        if getattr(self.model, "dense", False) or not mixing:
             return
         if self.evidence is not None and self.network_share is not None:
             old, many = self.evidence[0] >= 2 * TIDE.unit, self.network_share > MIN_MANY
